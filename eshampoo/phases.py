@@ -1,0 +1,230 @@
+"""The verbs of a step, on stacks of blocks.
+
+    admit_       which blocks take part; their step counts
+    observe_     G̃ = Q_LᵀGQ_R, and the factors see it
+    refresh      (the engine: criteria, and new bases where they are due: `change_basis_`)
+    accumulate_  momentum and scale see G̃
+    direction    U, back in parameter space
+
+Legend: G gradient, G̃ the gradient in the eigenbasis, M̃ momentum, D scale, L, R factors, Λ̂ a factor
+in its basis, Q basis, V change of basis, t step; all stacked on a leading N. `live` [N] marks the
+blocks that take part in this step: the others keep every bit of their state.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from . import linalg
+from .bucket import Stacks
+from .linalg import Change
+from .methods import Method
+from .options import Options
+
+
+def per_block(weights: Tensor, like: Tensor) -> Tensor:
+    """Shape [N] as [N, 1, …, 1]."""
+    return weights.view(-1, *[1] * (like.dim() - 1))
+
+
+def diagonal(A: Tensor) -> Tensor:
+    """diag A [N, d], a view."""
+    return A.diagonal(dim1=1, dim2=2)
+
+
+def average_(average: Tensor, value: Tensor, beta: float, live: Tensor) -> None:
+    """X ← βX + (1−β)·value, or X + value for β = 1 (AdaGrad's sum), where live."""
+    gain = per_block(live.to(average.dtype) * (1.0 - beta if beta < 1 else 1.0), average)
+    if beta < 1:
+        average.lerp_(value, gain)
+    else:
+        average.addcmul_(value, gain)
+
+
+def bias(beta: float, step: Tensor) -> Tensor:
+    """1 − β^t, accurate in float32 also for β near 1; 1 for a sum."""
+    if beta in (0.0, 1.0):
+        return torch.ones_like(step)
+    return -torch.expm1(step.clamp_min(1.0) * math.log(beta))
+
+
+def admit_(s: Stacks, G: Tensor, present: Tensor, o: Options) -> Tensor:
+    """Zero the gradients that are not finite, count the step of the others: `live` [N].
+
+    A gradient whose squares overflow is not finite either. Nothing is read by the host.
+    """
+    live = present
+    if o.nonfinite == "skip":
+        finite = torch.isfinite(torch.linalg.vector_norm(G.flatten(1), dim=1))
+        G.masked_fill_(per_block(~finite, G), 0.0)
+        live = present & finite
+        s.skipped.add_(present & ~finite)
+    s.step.add_(live)
+    return live
+
+
+def observe_(s: Stacks, G: Tensor, live: Tensor, o: Options, method: Method) -> Tensor:
+    """G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ in the basis (Eq. ema-shampoo-practical)."""
+    beta2 = o.betas[1]
+    if method.rotated:
+        G = linalg.rotate(G, s.bases)
+    if method.whitened:
+        # λ from before this gradient; before the first, the identity.
+        previous = s.step - live.to(s.step.dtype)
+        first = per_block(previous < 1, G)
+        roots = {i: torch.where(first, 1.0, w) for i, w in whitening(s, previous, o).items()}
+    for i, factor in s.factors.items():
+        X = G
+        if method.whitened:
+            # KL-Shampoo: L ← β2 L + (1−β2)/n · G R⁻¹ Gᵀ
+            for j in roots.keys() - {i}:
+                X = X * roots[j]
+            X = X / math.sqrt(math.prod(G.shape[1:]) / G.shape[i + 1])
+        average_(factor, linalg.gram(X, i), beta2, live)
+    if s.full is not None:
+        g = G.flatten(1)
+        average_(s.full, g.unsqueeze(2) * g.unsqueeze(1), beta2, live)
+    return G
+
+
+def accumulate_(s: Stacks, G: Tensor, live: Tensor, o: Options, method: Method) -> None:
+    """M̃ ← β1 M̃ + (1−β1) G̃ and D ← β3 D + (1−β3) G̃^{⊙2} (Alg. 2)."""
+    average_(s.exp_avg, G, o.betas[0], live)
+    if s.exp_avg_sq is not None:
+        beta = o.beta_scale if method.second_moment else o.betas[1]
+        if not method.second_moment and o.graft == "adagrad":
+            beta = 1.0
+        average_(s.exp_avg_sq, G.square(), beta, live)
+
+
+def momentum(s: Stacks, G: Tensor, o: Options) -> tuple[Tensor, Tensor]:
+    """M̃ and its bias 1 − β1^t; one step ahead with nesterov."""
+    beta1 = o.betas[0]
+    if o.nesterov:
+        return torch.lerp(G, s.exp_avg, beta1), bias(beta1, s.step.clamp_min(1.0) + 1)
+    return s.exp_avg, bias(beta1, s.step)
+
+
+def direction(s: Stacks, G: Tensor, o: Options, method: Method) -> Tensor:
+    """U = Q_L ( M̃ / (√D + ε) ) Q_Rᵀ, with bias corrections (Alg. 2 l.13–14); a new tensor."""
+    M, bias1 = momentum(s, G, o)
+    if method.second_moment:
+        return linalg.rotate_back(M / denominator(s, bias1, o, method), s.bases)
+    U = M / per_block(bias1, M)
+    if method.rotated:
+        for w in whitening(s, s.step, o).values():
+            U = U * w
+        return linalg.rotate_back(U, s.bases)
+    return linalg.rotate(U, s.roots)  # the roots are symmetric
+
+
+def denominator(s: Stacks, bias1: Tensor, o: Options, method: Method) -> Tensor:
+    """(1−β1^t)(√(D/(1−β3^t)) + ε): what M̃ is divided by.
+
+    With bias_in_step it is (1−β1^t)/√(1−β3^t) · (√D + ε).
+    """
+    D = scale(s)
+    optimal = s.exp_avg_sq is None
+    root_bias = bias(o.betas[1] if optimal else o.beta_scale, s.step).sqrt()
+    gain = bias1 / root_bias
+    shift = o.eps * (gain if method.bias_in_step else bias1)
+    return torch.addcmul(per_block(shift, D), per_block(gain, D), D.sqrt())
+
+
+def scale(s: Stacks) -> Tensor:
+    """D, or the optimal D* = diag(QᵀAQ) (Alg. 1, Prop. 2)."""
+    if s.exp_avg_sq is not None:
+        return s.exp_avg_sq
+    A = s.factors[0] if s.full is None else s.full
+    return diagonal(A).clamp_min(0.0).reshape(s.exp_avg.shape)
+
+
+def spectrum(
+    diagonal: Tensor,  # [N, d]: diag Λ̂
+    step: Tensor,  # [N]
+    order: int,  # k, the number of factors
+    o: Options,
+) -> Tensor:
+    """λ: diag Λ̂/(1−β2^t), trace-scaled if asked, negative rounding shifted away, plus ε."""
+    eigenvalues = diagonal / bias(o.betas[1], step).unsqueeze(1)
+    if o.trace_scaling and order > 1:
+        # S⁻¹ is shared out: Tr^{-(k-1)/k} for each of the k factors.
+        trace = eigenvalues.sum(1, keepdim=True).clamp_min(torch.finfo(diagonal.dtype).tiny)
+        eigenvalues = eigenvalues * trace ** (-(order - 1) / order)
+    return eigenvalues - eigenvalues.amin(1, keepdim=True).clamp_max(0.0) + o.eps
+
+
+def whitening(s: Stacks, step: Tensor, o: Options) -> dict[int, Tensor]:
+    """λ^{-1/2} of every factor, shaped to scale its mode."""
+    order = s.exp_avg.dim() - 1
+    return {
+        i: linalg.along(spectrum(diagonal(factor), step, len(s.factors), o).rsqrt(), i, order)
+        for i, factor in s.factors.items()
+    }
+
+
+def root(Q: Tensor, eigenvalues: Tensor, order: int, o: Options) -> Tensor:
+    """L^{-1/(2k)} for "shampoo", L^{-1/2} for "shampoo2" (Eq. shampoo)."""
+    powers = eigenvalues ** (-0.5 if o.variant == "shampoo2" else -0.5 / order)
+    return torch.bmm(Q * powers.unsqueeze(1), Q.transpose(1, 2))
+
+
+def graft_direction(s: Stacks, G: Tensor, o: Options) -> Tensor:
+    """The update of the grafting method, from the same momentum."""
+    M, bias1 = momentum(s, G, o)
+    if s.exp_avg_sq is None:
+        return M / per_block(bias1, M)
+    correction = bias(o.betas[1], s.step) if o.graft == "adam" else torch.ones_like(s.step)
+    D = s.exp_avg_sq / per_block(correction, s.exp_avg_sq)
+    return M / (per_block(bias1, M) * (D.sqrt() + o.eps))
+
+
+def squared_norms(U: Tensor) -> Tensor:
+    """‖U‖_F² per block."""
+    return U.flatten(1).square().sum(1)
+
+
+def seen_from_basis(s: Stacks, mode: int, method: Method) -> Tensor:
+    """Λ̂ = QᵀLQ: at hand if the state lives in the eigenbasis."""
+    if method.rotated:
+        return s.factors[mode]
+    Q = s.bases[mode]
+    return torch.bmm(Q.transpose(1, 2), torch.bmm(s.factors[mode], Q))
+
+
+def change_basis_(
+    s: Stacks,
+    G: Tensor | None,
+    mode: int,
+    slots: list[int],  # K positions in the stacks
+    change: Change,
+    o: Options,
+    method: Method,
+) -> None:
+    """Q ← QV; if the state lives in the eigenbasis, it moves along."""
+    V, index = change.V, change.subset
+
+    def turn_(X: Tensor, along: int, A: Tensor) -> None:
+        rows = X[slots]
+        turned = linalg.mode_product(linalg.take(rows, index, along), A, along)
+        X[slots] = linalg.put_(rows, turned, index, along)
+
+    turn_(s.bases[mode], 1, V)
+    if not method.rotated:
+        return
+    s.factors[mode][slots] = change.factor
+    turn_(s.exp_avg, mode, V)
+    if G is not None:
+        turn_(G, mode, V)
+    if s.full is not None:
+        order = s.exp_avg.dim() - 1
+        A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
+        turn_(A, mode, V)
+        turn_(A, order + mode, V)
+    if s.exp_avg_sq is not None:
+        if o.correction == "basis_aware":
+            # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
+            turn_(s.exp_avg_sq, mode, V.square())
+        elif change.order is not None:
+            s.exp_avg_sq[slots] = linalg.take(s.exp_avg_sq[slots], change.order, mode)

@@ -1,0 +1,181 @@
+"""New bases where they are due: all criteria first, one copy to the host, one solve per size."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import linalg, phases
+from .bucket import Bucket
+from .options import Options
+
+REORTHONORMALIZE = 50
+"""After so many changes Q is made orthonormal again: each adds about 1e-7 in float32."""
+
+
+@dataclass
+class Task:
+    """What one bucket does in one step."""
+
+    bucket: Bucket
+    options: Options
+    present: list[bool]  # which blocks have a gradient
+    checks: list[int]  # blocks for which t mod F = 0, as far as the host knows
+    grad: Tensor | None = None  # [N, …]: G̃ while the criteria are being read
+    live: Tensor | None = None  # [N]
+
+
+class Failure(NamedTuple):
+    """A factor whose basis could not be computed too often in a row."""
+
+    parameter: Tensor
+    mode: int
+    in_a_row: int
+
+
+@dataclass
+class Check:
+    """One factor of the blocks of one bucket at a check."""
+
+    task: Task
+    mode: int
+    factor: Tensor  # [N, d, d]: Λ̂
+    initial: bool = False  # a delayed method's first basis: eigh, columns descending
+    due: list[int] = field(default_factory=list)  # blocks whose basis is to be computed
+    thresholds: list[float] = field(default_factory=list)  # τ of each
+    rooted: list[int] = field(default_factory=list)  # blocks whose inverse root is computed anew
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Factors that agree in this are solved together."""
+        o = self.task.options
+        d, dtype, device = self.factor.shape[1], self.factor.dtype, self.factor.device
+        return (d, dtype, device, self.initial, o.solver, o.slots, o.refresh_to, o.qr_iterations)
+
+
+def refresh_(tasks: Sequence[Task]) -> list[Failure]:
+    """Recompute the bases whose criterion is above τ (Eq. criterion, Alg. 2 l.6)."""
+    seen = [
+        [
+            phases.seen_from_basis(task.bucket.stacks, i, task.bucket.method)
+            for i in task.bucket.modes
+        ]
+        for task in tasks
+    ]
+    batches: dict[tuple[Any, ...], list[Check]] = defaultdict(list)
+    checks: list[Check] = []
+    for task, factors, read in zip(tasks, seen, _read(tasks, seen), strict=True):
+        for check in _plan(task, factors, *read):
+            checks.append(check)
+            if check.due:
+                batches[check.key].append(check)
+    failures = [failure for batch in batches.values() for failure in _solve_(batch)]
+    for check in checks:
+        if check.rooted and not check.task.bucket.method.rotated:
+            _root_(check)
+    return failures
+
+
+def _read(
+    tasks: Sequence[Task], seen: Sequence[Sequence[Tensor]]
+) -> Iterator[tuple[list[list[float]], list[float]]]:
+    """Criteria [mode][block] and steps [block] of each task: one copy per device and dtype."""
+    columns: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+    for task, factors in zip(tasks, seen, strict=True):
+        step = task.bucket.stacks.step
+        columns[step.device, step.dtype] += [*map(linalg.criterion, factors), step]
+    values = {place: iter(torch.cat(parts).tolist()) for place, parts in columns.items()}
+    for task, factors in zip(tasks, seen, strict=True):
+        step = task.bucket.stacks.step
+        stream = values[step.device, step.dtype]
+        *criteria, steps = [[next(stream) for _ in step] for _ in range(len(factors) + 1)]
+        yield criteria, steps
+
+
+def _plan(
+    task: Task, factors: Sequence[Tensor], criteria: list[list[float]], steps: list[float]
+) -> list[Check]:
+    """Decide which bases are due, and write it into the books."""
+    bucket, o, books = task.bucket, task.options, task.bucket.books
+    checks: dict[tuple[int, bool], Check] = {}
+    for slot in task.checks:
+        t = int(steps[slot])
+        if t != bucket.clock[slot]:  # gradients were skipped: the check comes later
+            bucket.clock[slot] = t
+            continue
+        tau, initial = o.threshold(t), t == 0
+        for k, mode in enumerate(bucket.modes):
+            check = checks.setdefault((mode, initial), Check(task, mode, factors[k], initial))
+            entry, value = bucket.entry(slot, mode), criteria[k][slot]
+            due = initial or (tau < 1 and (value > tau or tau == 0))
+            if due:
+                check.due.append(slot)
+                check.thresholds.append(tau)
+            # A basis that holds at the first check is the first basis, with its eigenvalues.
+            if due or o.eigenvalues == "fresh" or books.checks[entry] == 0:
+                check.rooted.append(slot)
+            books.checks[entry] += 1
+            books.criterion[entry] = value
+            if o.record:
+                bucket.remember(entry, (t, value, due))
+    return list(checks.values())
+
+
+def _solve_(batch: Sequence[Check]) -> Iterator[Failure]:
+    """Solve for all due factors of one size, and change the bases that were found."""
+    owners = [(check, slot) for check in batch for slot in check.due]
+    A = torch.cat([check.factor[check.due] for check in batch])
+    o = batch[0].task.options
+    if batch[0].initial:
+        solution = linalg.eigh(A, descending=True)
+    else:
+        thresholds = [tau for check in batch for tau in check.thresholds]
+        solution = linalg.solve(A, o.solver, o.slots, thresholds, o.refresh_to, o.qr_iterations)
+    for change in solution.changes:
+        # Positions of one check are neighbours, so the change falls into one run per check.
+        start = 0
+        while start < len(change.which):
+            check = owners[change.which[start]][0]
+            stop = start
+            while stop < len(change.which) and owners[change.which[stop]][0] is check:
+                stop += 1
+            slots = [owners[k][1] for k in change.which[start:stop]]
+            _change_(check, slots, change.part(start, stop))
+            start = stop
+    for position in solution.failed:
+        check, slot = owners[position]
+        bucket, failures = check.task.bucket, check.task.bucket.books.failures
+        entry = bucket.entry(slot, check.mode)
+        failures[entry] += 1
+        if failures[entry] >= check.task.options.max_failures:
+            yield Failure(bucket.blocks[slot].parameter, check.mode, failures[entry])
+
+
+def _change_(check: Check, slots: list[int], change: linalg.Change) -> None:
+    """Carry out Q ← QV for some blocks of a bucket."""
+    task, bucket, mode = check.task, check.task.bucket, check.mode
+    s, books = bucket.stacks, bucket.books
+    phases.change_basis_(s, task.grad, mode, slots, change, task.options, bucket.method)
+    if not bucket.method.rotated:
+        check.factor[slots] = change.factor
+    worn = []
+    for slot in slots:
+        entry = bucket.entry(slot, mode)
+        books.computations[entry] += 1
+        books.failures[entry] = 0
+        if books.computations[entry] % REORTHONORMALIZE == 0:
+            worn.append(slot)
+    if worn:
+        s.bases[mode][worn] = linalg.orthonormalize(s.bases[mode][worn])
+
+
+def _root_(check: Check) -> None:
+    """Inverse roots of the factors, from the basis and the diagonal of Λ̂ at this check."""
+    bucket, slots, o = check.task.bucket, check.rooted, check.task.options
+    s, order = bucket.stacks, len(bucket.modes)
+    diagonal = phases.diagonal(check.factor[slots])
+    eigenvalues = phases.spectrum(diagonal, s.step[slots], order, o)
+    s.roots[check.mode][slots] = phases.root(s.bases[check.mode][slots], eigenvalues, order, o)

@@ -1,0 +1,62 @@
+"""What `basis_report()` returns."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .bucket import Bucket
+
+
+class FactorReport(NamedTuple):
+    """How one factor of one block of one parameter fared."""
+
+    name: str | None
+    """The parameter's name, if the optimizer was given `model.named_parameters()`."""
+    shape: tuple[int, ...]
+    """The parameter's shape."""
+    block: int
+    """Which block of the parameter."""
+    mode: int
+    """Which factor: 0 is L, 1 is R for a matrix; the only one, A, for a vector."""
+    size: int
+    """The factor is size × size."""
+    checks: int
+    """How often the criterion was evaluated."""
+    computations: int
+    """How often the basis was computed."""
+    criterion: float
+    """The value at the last check."""
+    failures: int
+    """How many of the last computations failed in a row."""
+    skipped: int
+    """How many gradients of this block were not finite and left out."""
+    history: tuple[tuple[int, float, bool], ...]
+    """(step, criterion, computed?) of the last checks, with record=True."""
+
+
+def factor_reports(
+    bucket: Bucket, names: Mapping[Tensor, str]
+) -> Iterator[tuple[Tensor, FactorReport]]:
+    """Parameter and report of every factor in a bucket."""
+    skipped, books = bucket.stacks.skipped.tolist(), bucket.books
+    for slot, block in enumerate(bucket.blocks):
+        p = block.parameter
+        for mode in bucket.modes:
+            entry = bucket.entry(slot, mode)
+            yield (
+                p,
+                FactorReport(
+                    name=names.get(p),
+                    shape=tuple(p.shape),
+                    block=block.number,
+                    mode=mode,
+                    size=bucket.shape[mode],
+                    checks=books.checks[entry],
+                    computations=books.computations[entry],
+                    criterion=books.criterion[entry],
+                    failures=books.failures[entry],
+                    skipped=int(skipped[slot]),
+                    history=tuple(bucket.history.get(entry, ())),
+                ),
+            )

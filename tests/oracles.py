@@ -1,0 +1,471 @@
+"""Slow and obvious float64 transcriptions of the algorithms; the library is checked against them.
+
+Written from the paper ("Purifying Shampoo") and the design alone: one Python loop over parameters
+and blocks, everything in the original coordinates. Nothing here imports eshampoo.
+
+    W   parameter            L   factors, one per mode: L[0] = L, L[1] = R for a matrix
+    G   gradient             Q   eigenbases of the factors, identity before the first one
+    M   momentum             D   second moment of the rotated gradient
+    t   gradients seen       Λ̂   Qᵀ L Q
+
+A mode without a factor (elementwise parameters, `oversize="identity"`) has L[i] = Q[i] = None.
+An oracle is used like an optimizer that is handed its gradients:
+
+    oracle = EShampoo([W, b], lr=1e-2, tau=0.0, frequency=4)
+    oracle.step([grad_W, None])     # b keeps everything, its own t included
+    oracle.params[0]                # W after the step, float64
+
+Every hyperparameter is an attribute and may be changed between steps.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from torch import Tensor
+
+# Tensors as matrices ------------------------------------------------------------------------------
+
+
+def unfold(X: Tensor, i: int) -> Tensor:
+    """X_(i): mode i as rows, all other modes as columns."""
+    return X.movedim(i, 0).reshape(X.shape[i], -1)
+
+
+def mode_product(A: Tensor, X: Tensor, i: int) -> Tensor:
+    """A applied to mode i of X: A X for i = 0 and X Aᵀ for i = 1 of a matrix."""
+    return torch.tensordot(A, X, dims=([1], [i])).movedim(0, i)
+
+
+def apply(matrices: list[Tensor | None], X: Tensor) -> Tensor:
+    """One matrix on every mode of X; None is the identity."""
+    for i, A in enumerate(matrices):
+        if A is not None:
+            X = mode_product(A, X, i)
+    return X
+
+
+def transposed(matrices: list[Tensor | None]) -> list[Tensor | None]:
+    return [None if A is None else A.T for A in matrices]
+
+
+# Blocks (design, section 5) -----------------------------------------------------------------------
+
+
+def merged_shape(shape: tuple[int, ...], max_dim: int, merge_dims: bool) -> tuple[int, ...]:
+    """Drop dimensions of size 1, then merge from the last backwards while the product ≤ max_dim."""
+    modes: list[int] = []
+    for d in reversed([d for d in shape if d != 1]):
+        if merge_dims and modes and modes[0] * d <= max_dim:
+            modes[0] *= d
+        else:
+            modes.insert(0, d)
+    return tuple(modes)
+
+
+def cuts(d: int, max_dim: int) -> list[slice]:
+    """A dimension cut at multiples of max_dim, the last piece ragged: 40 → 16, 16, 8."""
+    return [slice(start, min(start + max_dim, d)) for start in range(0, d, max_dim)]
+
+
+class Block:
+    """What the paper keeps for one matrix, and where that matrix lies in its parameter."""
+
+    def __init__(self, modes: tuple[int, ...], slices: tuple[slice, ...], has_factor: list[bool]):
+        self.modes, self.slices = modes, slices
+        sizes = [s.stop - s.start for s in slices]
+        factors = list(zip(sizes, has_factor, strict=True))
+        self.t = 0
+        self.M = torch.zeros(sizes, dtype=torch.float64)
+        self.D = torch.zeros(sizes, dtype=torch.float64)
+        self.L = [torch.zeros(d, d, dtype=torch.float64) if f else None for d, f in factors]
+        self.Q = [torch.eye(d, dtype=torch.float64) if f else None for d, f in factors]
+        self.root: list[Tensor | None] = [None for _ in sizes]  # Shampoo only
+        self.A: Tensor | float = 0.0  # full-matrix Adam's statistic, correction="optimal" only
+        self.observed = False  # SOAP only: the first gradient has been seen
+        self.checked = False  # Shampoo only: the first refresh has been reached
+        # One (t, criterion, recomputed?) per check and mode.
+        self.history: list[list[tuple[int, float, bool]]] = [[] for _ in sizes]
+
+    @property
+    def elementwise(self) -> bool:
+        return all(L is None for L in self.L)
+
+    def of(self, X: Tensor) -> Tensor:
+        """This block of a tensor that has the parameter's shape (a view of it)."""
+        return X.view(self.modes)[self.slices]
+
+
+# Eigenbases ---------------------------------------------------------------------------------------
+
+
+def criterion(Λ: Tensor) -> float:
+    """‖Λ̂ − diag Λ̂‖_F / ‖Λ̂‖_F with 0/0 = 0, Eq. (criterion)."""
+    norm = torch.linalg.norm(Λ).item()
+    return torch.linalg.norm(Λ - torch.diag(Λ.diag())).item() / norm if norm > 0 else 0.0
+
+
+def criterion_after_partial(Λ: Tensor, S: list[int]) -> float:
+    """The criterion once Λ̂[S, S] = V_S Λ V_Sᵀ is diagonalised, V the identity outside S."""
+    V = torch.eye(len(Λ), dtype=Λ.dtype)
+    rows, columns = torch.meshgrid(torch.tensor(S), torch.tensor(S), indexing="ij")
+    V[rows, columns] = torch.linalg.eigh(Λ[rows, columns]).eigenvectors
+    return criterion(V.T @ Λ @ V)
+
+
+def qr_algorithm(L: Tensor, Q: Tensor, tau: float, iterations: int) -> Tensor:
+    """QR iterations from Q until the criterion holds, Algorithm 4 (its test printed inverted)."""
+    Λ = Q.T @ L @ Q
+    i = 0
+    while criterion(Λ) > tau and i < iterations:
+        V, upper = torch.linalg.qr(Λ)
+        Λ = upper @ V
+        Q = Q @ V
+        i += 1
+    return Q
+
+
+def power_step(L: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
+    """SOAP's step qr(L Q P), P sorting diag(Qᵀ L Q) descending; also P as an index."""
+    order = torch.argsort((Q.T @ L @ Q).diag(), descending=True, stable=True)
+    return torch.linalg.qr(L @ Q[:, order]).Q, order
+
+
+# The common step ----------------------------------------------------------------------------------
+
+
+def average(old: Tensor | float, new: Tensor, beta: float) -> Tensor:
+    """β old + (1−β) new; β = 1 is AdaGrad's sum."""
+    return old + new if beta == 1.0 else beta * old + (1 - beta) * new
+
+
+def bias(beta: float, t: int) -> float:
+    """1 − β^t; a sum has no bias."""
+    return 1.0 if beta == 1.0 else 1 - beta**t
+
+
+@dataclass
+class Oracle:
+    """One loop over parameters and blocks: W ← W − lr (U + λ W), U given by the subclass."""
+
+    params: list[Tensor]
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    _: KW_ONLY
+    tau: float | Callable[[int], float] = 0.1
+    frequency: int = 50
+    solver: str = "eigh"
+    qr_iterations: int = 10
+    vectors: str = "adam"
+    matrices: str = "kronecker"
+    max_dim: int = 1024
+    oversize: str = "split"
+    merge_dims: bool = True
+    nesterov: bool = False
+    maximize: bool = False
+
+    correction = "naive"  # EShampoo alone makes it an option
+
+    def __post_init__(self):
+        self.params = [W.detach().clone().double().contiguous() for W in self.params]
+        self.blocks = [self.cut(W) for W in self.params]
+
+    def modes(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The merged shape of a parameter; None for an elementwise one."""
+        kind = self.matrices if len(shape) >= 2 else self.vectors
+        return None if kind == "adam" else merged_shape(shape, self.max_dim, self.merge_dims)
+
+    def cut(self, W: Tensor) -> list[Block]:
+        modes = self.modes(tuple(W.shape))
+        if modes is None:
+            whole = tuple(slice(0, d) for d in W.shape)
+            return [Block(tuple(W.shape), whole, [False] * W.ndim)]
+        if self.oversize == "identity":
+            whole = tuple(slice(0, d) for d in modes)
+            return [Block(modes, whole, [d <= self.max_dim for d in modes])]
+        pieces = itertools.product(*(cuts(d, self.max_dim) for d in modes))
+        return [Block(modes, slices, [True] * len(modes)) for slices in pieces]
+
+    @torch.no_grad()
+    def step(self, grads: list[Tensor | None]) -> None:
+        """One step with the given gradients; a parameter whose gradient is None is left alone."""
+        for W, blocks, G in zip(self.params, self.blocks, grads, strict=True):
+            if G is not None:
+                G = (-G if self.maximize else G).detach().double().contiguous()
+                self.update_(W, blocks, [block.of(G) for block in blocks])
+
+    def update_(self, W: Tensor, blocks: list[Block], Gs: list[Tensor]) -> None:
+        for block, U in zip(blocks, self.directions(blocks, Gs), strict=True):
+            w = block.of(W)
+            w -= self.lr * (U + self.weight_decay * w)
+
+    def directions(self, blocks: list[Block], Gs: list[Tensor]) -> list[Tensor]:
+        return [self.direction(block, G) for block, G in zip(blocks, Gs, strict=True)]
+
+    def direction(self, block: Block, G: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def momentum_(self, block: Block, G: Tensor) -> Tensor:
+        """M ← β1 M + (1−β1) G, bias-corrected; `nesterov` averages G in once more (NAdam)."""
+        beta1 = self.betas[0]
+        block.M = beta1 * block.M + (1 - beta1) * G
+        if self.nesterov:
+            return (beta1 * block.M + (1 - beta1) * G) / (1 - beta1 ** (block.t + 1))
+        return block.M / (1 - beta1**block.t)
+
+    def adam_(self, block: Block, G: Tensor, beta: float) -> Tensor:
+        """Adam's direction in the coordinates it is given: M̃ ⊘ (√D̃ + ε)."""
+        M = self.momentum_(block, G)
+        block.D = average(block.D, G**2, beta)
+        return M / ((block.D / bias(beta, block.t)).sqrt() + self.eps)
+
+    def observe_(self, block: Block, G: Tensor) -> None:
+        """L_i ← β2 L_i + (1−β2) G_(i) G_(i)ᵀ, Eq. (ema-shampoo)."""
+        for i, L in enumerate(block.L):
+            if L is not None:
+                block.L[i] = average(L, unfold(G, i) @ unfold(G, i).T, self.betas[1])
+
+    def refresh_(self, block: Block) -> list[bool]:
+        """New bases where the criterion does not hold; says which modes have one (Alg. 2)."""
+        return [L is not None and self.refresh_mode_(block, i) for i, L in enumerate(block.L)]
+
+    def refresh_mode_(self, block: Block, i: int) -> bool:
+        L, Q = block.L[i], block.Q[i]
+        tau = self.tau(block.t) if callable(self.tau) else self.tau
+        error = criterion(Q.T @ L @ Q)
+        keep = tau > 0 and error <= tau  # τ = 0 recomputes always; the criterion never exceeds 1
+        block.history[i].append((block.t, error, not keep))
+        if keep:
+            return False
+        order = None
+        if self.solver == "eigh":
+            Q_new = torch.linalg.eigh(L).eigenvectors
+        elif self.solver == "qr":
+            Q_new = qr_algorithm(L, Q, tau, self.qr_iterations)
+        elif self.solver == "power":
+            Q_new, order = power_step(L, Q)
+        else:
+            raise ValueError(f"no oracle for solver={self.solver!r}")
+        if self.correction == "basis_aware":  # D ← (Q_newᵀ Q)^{⊙2} D on this mode
+            block.D = mode_product((Q_new.T @ Q) ** 2, block.D, i)
+        elif order is not None:
+            block.D = block.D.index_select(i, order)
+        block.Q[i] = Q_new
+        return True
+
+
+# The methods --------------------------------------------------------------------------------------
+
+
+@dataclass
+class AdamW(Oracle):
+    """AdamW on every parameter, the first row of the design's table."""
+
+    _: KW_ONLY
+    matrices: str = "adam"
+
+    def direction(self, block: Block, G: Tensor) -> Tensor:
+        block.t += 1
+        return self.adam_(block, G, self.betas[1])
+
+
+@dataclass
+class EShampoo(Oracle):
+    """Eigenvalue-corrected Shampoo, Algorithm 2; Algorithm 1's D* with correction="optimal"."""
+
+    _: KW_ONLY
+    beta3: float | None = None
+    correction: str = "naive"
+
+    def direction(self, block: Block, G: Tensor) -> Tensor:
+        block.t += 1
+        beta2 = self.betas[1]
+        beta3 = beta2 if self.beta3 is None else self.beta3
+        if block.elementwise:
+            return self.adam_(block, G, beta3)
+        M = self.momentum_(block, G)
+        self.observe_(block, G)
+        if block.t % self.frequency == 0:
+            self.refresh_(block)
+        if self.correction == "optimal":
+            block.A = average(block.A, torch.outer(G.flatten(), G.flatten()), beta2)
+            D = self.optimal(block) / bias(beta2, block.t)
+        else:
+            block.D = average(block.D, apply(transposed(block.Q), G) ** 2, beta3)
+            D = block.D / bias(beta3, block.t)
+        return apply(block.Q, apply(transposed(block.Q), M) / (D.sqrt() + self.eps))
+
+    def optimal(self, block: Block) -> Tensor:
+        """D* = diag(Qᵀ A Q) with Q = Q_1 ⊗ Q_2 ⊗ … (row-major vec), Proposition 2."""
+        Q = torch.ones(1, 1, dtype=torch.float64)
+        for Q_i, d in zip(block.Q, block.M.shape, strict=True):
+            Q = torch.kron(Q, torch.eye(d).double() if Q_i is None else Q_i.contiguous())
+        return (Q.T @ block.A @ Q).diag().clamp(min=0).view(block.M.shape)
+
+
+@dataclass
+class FullMatrixAdam(EShampoo):
+    """Full-matrix Adam: EShampoo with every parameter as one mode."""
+
+    def modes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (math.prod(shape),)
+
+
+def positive(λ: Tensor, eps: float) -> Tensor:
+    """λ − min(λ_min, 0) + ε: negative rounding shifted away, then the damping."""
+    return λ - min(λ.min().item(), 0.0) + eps
+
+
+@dataclass
+class Shampoo(Oracle):
+    """Shampoo and Shampoo² with stale or fresh eigenvalues and grafting, Algorithm 3."""
+
+    _: KW_ONLY
+    tau: float | Callable[[int], float] = 0.0
+    frequency: int = 100
+    variant: str = "shampoo"
+    trace_scaling: bool = False
+    graft: str | None = "adam"
+    graft_scope: str = "parameter"
+    eigenvalues: str = "stale"
+
+    def directions(self, blocks: list[Block], Gs: list[Tensor]) -> list[Tensor]:
+        for block in blocks:
+            block.t += 1
+        if blocks[0].elementwise:
+            return [self.adam_(blocks[0], Gs[0], self.betas[1])]
+        Ms = [self.momentum_(block, G) for block, G in zip(blocks, Gs, strict=True)]
+        grafts = [self.graft_(*each) for each in zip(blocks, Gs, Ms, strict=True)]
+        for block, G in zip(blocks, Gs, strict=True):
+            self.observe_(block, G)
+            if block.t % self.frequency == 0:
+                self.refresh_roots_(block)
+        if self.graft is not None and not blocks[0].checked:
+            return grafts
+        Us = [apply(block.root, M) for block, M in zip(blocks, Ms, strict=True)]
+        if self.graft is None:
+            return Us
+        if self.graft_scope == "block":
+            return [self.grafted([U], [V])[0] for U, V in zip(Us, grafts, strict=True)]
+        return self.grafted(Us, grafts)
+
+    def refresh_roots_(self, block: Block) -> None:
+        # A basis that holds at the first check is the first basis, with its eigenvalues.
+        first, block.checked = not block.checked, True
+        for i, new in enumerate(self.refresh_(block)):
+            if block.L[i] is not None and (new or first or self.eigenvalues == "fresh"):
+                block.root[i] = self.root(block, i)
+
+    def root(self, block: Block, i: int) -> Tensor:
+        """Q (Λ + ε)^e Qᵀ with Λ = diag(Qᵀ L Q)/(1−β2^t), e = −1/2k or (Shampoo²) −1/2."""
+        k = sum(L is not None for L in block.L)
+        L = block.L[i] / bias(self.betas[1], block.t)
+        Q = block.Q[i]
+        λ = (Q.T @ L @ Q).diag()
+        if self.trace_scaling and L.trace() > 0:
+            λ = λ * L.trace() ** (-(k - 1) / k)
+        exponent = -1 / (2 * k) if self.variant == "shampoo" else -1 / 2
+        return Q @ torch.diag(positive(λ, self.eps) ** exponent) @ Q.T
+
+    def graft_(self, block: Block, G: Tensor, M: Tensor) -> Tensor:
+        """The grafting method's own direction; all share the bias-corrected momentum."""
+        beta2 = self.betas[1]
+        if self.graft in (None, "sgd"):
+            return M
+        block.D = average(block.D, G**2, 1.0 if self.graft == "adagrad" else beta2)
+        D = block.D / bias(beta2, block.t) if self.graft == "adam" else block.D
+        return M / (D.sqrt() + self.eps)
+
+    def grafted(self, Us: list[Tensor], grafts: list[Tensor]) -> list[Tensor]:
+        """U ‖U_graft‖ / ‖U‖, norms over all the given blocks, Eq. (grafting)."""
+        norm = math.sqrt(sum((U**2).sum().item() for U in Us))
+        target = math.sqrt(sum((U**2).sum().item() for U in grafts))
+        return [U * (target / norm if norm > 0 else 0.0) for U in Us]
+
+
+@dataclass
+class SOAP(Oracle):
+    """SOAP as its authors' code does it (design, section 5)."""
+
+    lr: float = 3e-3
+    betas: tuple[float, float] = (0.95, 0.95)
+    _: KW_ONLY
+    tau: float | Callable[[int], float] = 0.0
+    frequency: int = 10
+    solver: str = "power"
+    max_dim: int = 10000
+    oversize: str = "identity"
+    merge_dims: bool = False
+
+    def update_(self, W: Tensor, blocks: list[Block], Gs: list[Tensor]) -> None:
+        if not blocks[0].observed:  # the first gradient builds the basis: no update, no decay, no t
+            for block, G in zip(blocks, Gs, strict=True):
+                self.first_basis_(block, G)
+            return
+        for block, U in zip(blocks, self.directions(blocks, Gs), strict=True):
+            w = block.of(W)
+            w -= self.lr * U
+            w -= self.lr * self.weight_decay * w
+
+    def first_basis_(self, block: Block, G: Tensor) -> None:
+        self.observe_(block, G)
+        for i, L in enumerate(block.L):
+            if L is not None:
+                block.Q[i] = torch.linalg.eigh(L).eigenvectors.flip(1)
+        block.observed = True
+
+    def direction(self, block: Block, G: Tensor) -> Tensor:
+        block.t += 1
+        beta2 = self.betas[1]
+        M = self.momentum_(block, G)
+        block.D = average(block.D, apply(transposed(block.Q), G) ** 2, beta2)
+        scaled = apply(transposed(block.Q), M) / (block.D.sqrt() + self.eps)
+        U = math.sqrt(bias(beta2, block.t)) * apply(block.Q, scaled)
+        self.observe_(block, G)
+        if block.t % self.frequency == 0:
+            self.refresh_(block)
+        return U
+
+
+@dataclass
+class KLShampoo(Oracle):
+    """KL-Shampoo: each factor whitened by the others, eigenvalues of every step."""
+
+    _: KW_ONLY
+    tau: float | Callable[[int], float] = 0.0
+    frequency: int = 10
+
+    def direction(self, block: Block, G: Tensor) -> Tensor:
+        block.t += 1
+        if block.elementwise:
+            return self.adam_(block, G, self.betas[1])
+        M = self.momentum_(block, G)
+        self.observe_(block, G)
+        if block.t % self.frequency == 0:
+            self.refresh_(block)
+        return apply(self.powers(block, -1 / 2, block.t), M)
+
+    def observe_(self, block: Block, G: Tensor) -> None:
+        """L_i ← β2 L_i + (1−β2)/∏_{j≠i} d_j · G_(i) (⊗_{j≠i} S_j⁻¹) G_(i)ᵀ, S before this step."""
+        inverses = self.powers(block, -1.0, block.t - 1)
+        for i, L in enumerate(block.L):
+            if L is not None:
+                others = [None if j == i else S for j, S in enumerate(inverses)]
+                columns = G.numel() / G.shape[i]
+                new = unfold(G, i) @ unfold(apply(others, G), i).T / columns
+                block.L[i] = average(L, new, self.betas[1])
+
+    def powers(self, block: Block, p: float, t: int) -> list[Tensor | None]:
+        """S_i^p = Q λ^p Qᵀ with λ = diag(Qᵀ L Q)/(1−β2^t) + ε; λ = 1 before any statistic."""
+        result: list[Tensor | None] = []
+        for L, Q in zip(block.L, block.Q, strict=True):
+            if L is None or t == 0:
+                result.append(None)
+                continue
+            λ = positive((Q.T @ L @ Q).diag() / bias(self.betas[1], t), self.eps)
+            result.append(Q @ torch.diag(λ**p) @ Q.T)
+        return result
