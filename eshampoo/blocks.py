@@ -1,5 +1,6 @@
 """How a parameter is cut into blocks: drop dimensions of 1, merge small ones, split large ones."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
@@ -10,13 +11,16 @@ from torch import Tensor
 from .methods import Method
 from .options import Options
 
+Box = tuple[slice, ...]
+"""A rectangle in a parameter: one slice per dimension, with start and stop."""
+
 
 class Cut(NamedTuple):
-    """The blocks of one parameter: regions of its merged shape, all with the same modes."""
+    """The blocks of one parameter, as rectangles in it and as they are worked on."""
 
-    merged: tuple[int, ...]
     modes: tuple[int, ...]  # the modes that have a basis; none: plain Adam
-    regions: list[tuple[slice, ...]]
+    boxes: list[Box]
+    shapes: list[tuple[int, ...]]  # of the blocks, with merged dimensions
 
 
 class Block(NamedTuple):
@@ -25,39 +29,43 @@ class Block(NamedTuple):
     parameter: Tensor
     number: int  # among the blocks of its parameter,
     total: int  # of which there are so many
-    merged: tuple[int, ...]
-    region: tuple[slice, ...]
+    box: Box
+    shape: tuple[int, ...]
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The part of a tensor of the parameter's shape that belongs to this block.
+        """A view of this block in a tensor of the parameter's shape."""
+        return tensor if self.total == 1 else tensor[self.box]
 
-        >>> import torch
-        >>> p = torch.zeros(40, 24)
-        >>> Block(p, 5, 6, (40, 24), (slice(32, 40), slice(16, 24))).of(p).shape
-        torch.Size([8, 8])
-        """
-        return tensor.reshape(self.merged)[self.region]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(cut.stop - cut.start for cut in self.region)
+    def unmerged(self, row: Tensor) -> Tensor:
+        """A row of a stack, with the dimensions of the parameter."""
+        return row.view(extent(self.box))
 
 
-def merge(shape: Sequence[int], max_dim: int) -> tuple[int, ...]:
-    """Join neighbouring dimensions, from the last backwards, while the product stays ≤ max_dim.
+def extent(box: Box) -> tuple[int, ...]:
+    """The shape of a rectangle."""
+    return tuple(cut.stop - cut.start for cut in box)
 
-    >>> merge((6, 4, 3, 3), 16)
-    (6, 4, 9)
-    >>> merge((20, 30), 1024)
-    (600,)
+
+def merge(shape: Sequence[int], max_dim: int) -> list[list[int]]:
+    """Neighbouring dimensions to join, from the last backwards, while the product is ≤ max_dim.
+
+    >>> merge((6, 4, 3, 3), 16)  # becomes (6, 4, 9)
+    [[0], [1], [2, 3]]
+    >>> merge((20, 1, 30), 1024)  # becomes (600,)
+    [[0, 2]]
     """
-    merged: list[int] = []
-    for size in reversed(shape):
-        if merged and merged[0] * size <= max_dim:
-            merged[0] *= size
+    groups: list[list[int]] = []
+    size = 0
+    for dim in reversed(range(len(shape))):
+        if shape[dim] == 1:
+            continue
+        if groups and size * shape[dim] <= max_dim:
+            groups[0].insert(0, dim)
+            size *= shape[dim]
         else:
-            merged.insert(0, size)
-    return tuple(merged)
+            groups.insert(0, [dim])
+            size = shape[dim]
+    return groups
 
 
 def split(size: int, max_dim: int) -> list[slice]:
@@ -72,9 +80,10 @@ def split(size: int, max_dim: int) -> list[slice]:
 def cut(shape: Sequence[int], options: Options, method: Method) -> Cut:
     """The blocks of a parameter of this shape."""
     numel = prod(shape)
-    dims = tuple(size for size in shape if size != 1)
-    flat = Cut((numel,), (), [(slice(0, numel),)])
-    if not dims or (options.vectors if len(shape) == 1 else options.matrices) == "adam":
+    whole = tuple(slice(0, size) for size in shape)
+    flat = Cut((), [whole], [(numel,)])
+    large = [dim for dim, size in enumerate(shape) if size != 1]
+    if not large or (options.vectors if len(shape) == 1 else options.matrices) == "adam":
         return flat
     if method.one_mode:
         if numel > options.max_dim:
@@ -83,16 +92,36 @@ def cut(shape: Sequence[int], options: Options, method: Method) -> Cut:
                 f"matrix of that size squared and takes at most max_dim={options.max_dim}. Raise "
                 f"max_dim, give the parameter matrices='adam', or use EShampoo"
             )
-        dims = (numel,)
-    elif options.merge_dims:
-        dims = merge(dims, options.max_dim)
-    modes = tuple(range(len(dims)))
+        return Cut((0,), [whole], [(numel,)])
+    groups = merge(shape, options.max_dim) if options.merge_dims else [[dim] for dim in large]
+    sizes = [prod(shape[dim] for dim in group) for group in groups]
+    modes = tuple(range(len(groups)))
+    pieces = [[cut] for cut in whole]
     if options.oversize == "identity":
-        modes = tuple(mode for mode in modes if dims[mode] <= options.max_dim)
-        pieces = [[slice(0, size)] for size in dims]
+        modes = tuple(mode for mode in modes if sizes[mode] <= options.max_dim)
+        if not modes:
+            return flat
     else:
-        pieces = [split(size, options.max_dim) for size in dims]
-    return Cut(dims, modes, list(product(*pieces))) if modes else flat
+        # What was merged is not larger than max_dim, so only dimensions that stand alone are split.
+        pieces = [split(size, options.max_dim) for size in shape]
+        for group in groups:
+            if len(group) > 1:
+                for dim in group:
+                    pieces[dim] = [whole[dim]]
+    boxes = list(product(*pieces))
+    shapes = [tuple(prod(extent(box)[dim] for dim in group) for group in groups) for box in boxes]
+    return Cut(modes, boxes, shapes)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a DTensor. None exists where their module, slow to import, was not needed."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def called(p: Tensor, names: Mapping[Tensor, str]) -> str:

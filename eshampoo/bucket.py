@@ -2,17 +2,20 @@
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .blocks import Block
+from .blocks import Block, local
 from .methods import Method
 from .options import Options
+
+if TYPE_CHECKING:
+    from .layout import Exchange
 
 HISTORY = 1000
 """How many checks of a factor are remembered with record=True."""
@@ -116,9 +119,9 @@ class Books:
     def __init__(self, count: int, modes: int) -> None:
         self.shape = (count, modes)
         self.checks, self.computations, self.failures = (
-            array("q", bytes(8 * count * modes)) for _ in range(3)
-        )
-        self.criterion = array("d", bytes(8 * count * modes))
+            array("q", bytes(8 * count * modes + 8)) for _ in range(3)
+        )  # one entry too many, because a tensor cannot share an empty array
+        self.criterion = array("d", bytes(8 * count * modes + 8))
 
     def named(self) -> dict[str, Tensor]:
         """The books under the names that they have in `state[p]`."""
@@ -130,34 +133,48 @@ class Books:
         }
         dtypes = {"q": torch.int64, "d": torch.float64}
         return {
-            name: torch.frombuffer(values, dtype=dtypes[values.typecode]).view(self.shape)
+            name: torch.frombuffer(values, dtype=dtypes[values.typecode])[:-1].view(self.shape)
             for name, values in arrays.items()
         }
 
 
 class Bucket:
-    """Blocks of one param group with the same shape, modes, state dtype and device."""
+    """Blocks of one param group with the same shape, modes, state dtype and device.
+
+    With an exchange, those that this rank owns; there may be none.
+    """
 
     def __init__(
         self,
         group: int,
         blocks: Sequence[Block],
+        shape: tuple[int, ...],
         modes: tuple[int, ...],
+        kinds: Mapping[Tensor, int],
         method: Method,
         options: Options,
         like: Tensor,
+        exchange: "Exchange | None" = None,
     ) -> None:
         self.group = group
-        self.options = options  # as they were when the state was laid out
         self.blocks = list(blocks)
-        self.shape = blocks[0].shape
-        self.modes = modes
+        self.shape, self.modes = shape, modes
+        self.kinds = kinds  # per parameter, which of its kinds of block these are
         self.method = method if modes else method.without_basis()
-        self.stacks = Stacks.zeros(len(blocks), self.shape, modes, self.method, options, like)
+        self.exchange = exchange
+        # Whether any parameter has further blocks, here or elsewhere.
+        every = blocks if exchange is None else exchange.blocks
+        self.several = any(block.total > 1 for block in every)
+        self.stacks = Stacks.zeros(len(blocks), shape, modes, self.method, options, like)
         self.books = Books(len(blocks), len(modes))
         self.history: dict[int, deque[tuple[int, float, bool]]] = {}
         # The host's idea of t: never behind the device, which does not count skipped gradients.
-        self.clock = [int(self.stacks.step[0])] * len(blocks)
+        self.clock = [-1 if method.delayed else 0] * len(blocks)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters with blocks of this kind, owned or not."""
+        return list(self.kinds)
 
     def entry(self, slot: int, mode: int) -> int:
         """Where the books write about this factor."""
@@ -175,83 +192,79 @@ class Bucket:
         for start in range(0, len(self.blocks), count):
             yield start, min(start + count, len(self.blocks))
 
+    def named(self) -> dict[str, Tensor]:
+        """Everything that is kept about the blocks, by name."""
+        return self.stacks.named() | (self.books.named() if self.modes else {})
+
+    def slots(self, p: Tensor) -> list[int]:
+        """Where the blocks of a parameter stand: a run."""
+        return [slot for slot, block in enumerate(self.blocks) if block.parameter is p]
+
+    def named_as(self, name: str, p: Tensor) -> str:
+        """The name of an entry in `state[p]`.
+
+        A parameter with ragged blocks is in several buckets; the entries of its second, third, …
+        kind of block carry a number.
+        """
+        return f"{name}.{self.kinds[p]}" if self.kinds[p] else name
+
     def views(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Per parameter, its views of every stack; plain Adam's look like those of torch."""
-        named = self.stacks.named() | (self.books.named() if self.modes else {})
-        for p, run in groupby(range(len(self.blocks)), lambda slot: self.blocks[slot].parameter):
-            slots = list(run)
-            part = slice(slots[0], slots[-1] + 1)
-            views = {name: stack[part] for name, stack in named.items()}
+        named = self.named()
+        for p in self.parameters:
+            slots = self.slots(p)
+            views = {
+                n: stack[slots[0] : slots[-1] + 1] if slots else stack[:0]
+                for n, stack in named.items()
+            }
             if not self.modes:
                 views = {
-                    name: view.view(p.shape if name.startswith("exp_avg") else ())
+                    name: view.view(local(p).shape if name.startswith("exp_avg") else ())
                     for name, view in views.items()
                 }
-            yield p, views
+            yield p, {self.named_as(name, p): view for name, view in views.items()}
 
     def gather(self, start: int, stop: int, present: Sequence[bool]) -> Tensor:
         """The gradients of these blocks as one stack; zero where there is none."""
         G = torch.empty_like(self.stacks.exp_avg[start:stop])
         targets, sources = [], []
         for row, slot in zip(G.unbind(0), range(start, stop), strict=True):
-            grad = self.blocks[slot].parameter.grad
+            block = self.blocks[slot]
+            grad = block.parameter.grad
             if present[slot] and grad is not None:
-                targets.append(row)
-                sources.append(self.blocks[slot].of(grad))
+                targets.append(block.unmerged(row))
+                sources.append(block.of(local(grad)))
             else:
                 row.zero_()
         torch._foreach_copy_(targets, sources)
         return G
 
-    def apply_(
-        self, U: Tensor, moving: Tensor, start: int, stop: int, present: Sequence[bool], o: Options
-    ) -> None:
-        """W ← W − α (U + λW) for the blocks that move (decay after the update if bias_in_step)."""
-        slots = [slot for slot in range(start, stop) if present[slot]]
-        blocks = [self.blocks[slot] for slot in slots]
-        rows = U.unbind(0)
-        updates = [rows[slot - start] for slot in slots]
-        if o.weight_decay != 0:
-            if self.method.bias_in_step:
-                U.mul_(1 - o.lr * o.weight_decay)
-            weights = [block.of(block.parameter) for block in blocks]
-            torch._foreach_add_(updates, weights, alpha=o.weight_decay)
-        # Not a product with 0: a block that stands still may hold anything.
-        still = ~moving.view(-1, *[1] * len(self.shape))
-        U.mul_(-o.lr).masked_fill_(still, 0.0)
-        whole = [_contiguous(block.parameter) for block in blocks]
-        torch._foreach_add_([b.of(w) for b, w in zip(blocks, whole, strict=True)], updates)
-        for block, weight in zip(blocks, whole, strict=True):
-            if weight is not block.parameter:
-                block.parameter.copy_(weight)
+    def weights_and_rows(
+        self, U: Tensor, start: int, present: Sequence[bool]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Of the blocks with a gradient: views in their parameters, and rows of a stack."""
+        weights, rows = [], []
+        for slot, row in enumerate(U.unbind(0), start):
+            if present[slot]:
+                block = self.blocks[slot]
+                weights.append(block.of(local(block.parameter)))
+                rows.append(block.unmerged(row))
+        return weights, rows
 
     def remember(self, entry: int, check: tuple[int, float, bool]) -> None:
         """Add (step, criterion, computed?) to the bounded history of a factor."""
         self.history.setdefault(entry, deque(maxlen=HISTORY)).append(check)
 
-    def fresh(self) -> "Bucket":
-        """An empty bucket for the same blocks."""
-        return Bucket(
-            self.group, self.blocks, self.modes, self.method, self.options, self.stacks.step[:0]
-        )
+    def reset_(self) -> None:
+        """Back to the state before the first gradient."""
+        for stack in self.named().values():
+            stack.zero_()
+        self.stacks.step.fill_(-1.0 if self.method.delayed else 0.0)
+        for by_mode in (self.stacks.bases, self.stacks.roots):
+            for stack in by_mode.values():
+                stack.copy_(torch.eye(stack.shape[1], dtype=stack.dtype, device=stack.device))
 
-
-def _contiguous(p: Tensor) -> Tensor:
-    """The parameter itself if its blocks are views of it, else a copy to be written back."""
-    return p if p.is_contiguous() else p.contiguous()
-
-
-def named_views(buckets: Sequence[Bucket]) -> dict[Tensor, dict[str, Tensor]]:
-    """Per parameter, its part of every stack, as `state[p]` shows it.
-
-    A parameter with ragged blocks is in several buckets; the entries of its second, third, … kind
-    of block carry a number.
-    """
-    state: dict[Tensor, dict[str, Tensor]] = {}
-    kinds: dict[Tensor, int] = {}
-    for bucket in buckets:
-        for p, views in bucket.views():
-            kind = kinds[p] = kinds.get(p, -1) + 1
-            suffix = f".{kind}" if kind else ""
-            state.setdefault(p, {}).update({name + suffix: v for name, v in views.items()})
-    return state
+    def set_clock(self) -> None:
+        """Let the host know t after the state was written."""
+        self.clock = [int(t) for t in self.stacks.step.tolist()]
+        self.history.clear()

@@ -1,36 +1,70 @@
-"""State that goes out to a file and comes back: packing, checking, and AdamW's state as a start."""
+"""State that goes out to a file and comes back: packing, checking, and AdamW's state as a start.
+
+What is stored does not depend on how many ranks there were: per parameter one tensor [blocks, …] of
+each kind of state, a DTensor if the parameter is one.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .blocks import called
-from .bucket import Bucket, named_views
+from .blocks import called, is_sharded
+from .bucket import Bucket
 from .methods import Method
 from .options import ADAM_KEYS
 
-Values = dict[Tensor, dict[str, Tensor]]
-"""Per parameter, what each of its views of the stacks is to hold."""
+State = dict[Tensor, dict[str, Tensor]]
 
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
+WITHOUT_CODE = ("process_group",)
+"""Group keys that cannot be stored; a τ schedule, which is code, is the other."""
 
 
-def packed(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Plain data: views that would drag a whole stack into the file are copied, and a τ schedule,
-    which is code, is left to the constructor of the optimizer that loads."""
-    state = {
-        index: {name: _own(value) for name, value in values.items()}
-        for index, values in state_dict["state"].items()
-    }
+def pack(
+    state_dict: dict[str, Any], params: Sequence[Tensor], buckets: Sequence[Bucket]
+) -> dict[str, Any]:
+    """Plain data: views that would drag a whole stack into the file are copied, and what is code is
+    left to the constructor of the optimizer that loads."""
+    state: State = {}
+    for bucket in buckets:
+        for p, values in _stored(bucket):
+            state.setdefault(p, {}).update(values)
+    indices = [index for group in state_dict["param_groups"] for index in group["params"]]
     groups = [
-        {key: None if callable(value) else value for key, value in group.items()}
+        {key: None if callable(v) or key in WITHOUT_CODE else v for key, v in group.items()}
         for group in state_dict["param_groups"]
     ]
-    return {**state_dict, "state": state, "param_groups": groups}
+    packed = {i: state[p] for i, p in zip(indices, params, strict=True) if p in state}
+    return {**state_dict, "state": packed, "param_groups": groups}
 
 
-def _own(value: Tensor) -> Tensor:
+def _stored(bucket: Bucket) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """Per parameter, what a checkpoint holds of a bucket. With an exchange, all ranks take part."""
+    if bucket.exchange is None:
+        return [
+            (p, {name: _own(view, p) for name, view in views.items()})
+            for p, views in bucket.views()
+        ]
+    exchange = bucket.exchange
+    stored: State = {p: {} for p in bucket.parameters}
+    for name, stack in bucket.named().items():
+        # Counters are small: everyone gets them. The rest is spread evenly.
+        small = stack.dim() == 1 or name in bucket.books.named()
+        pieces = exchange.everywhere(stack) if small else exchange.spread(stack)
+        for p, values in stored.items():
+            own = [pieces[n] for n, block in enumerate(exchange.blocks) if block.parameter is p]
+            whole = torch.stack(own) if small else exchange.as_state(p, own, stack.shape[1])
+            values[bucket.named_as(name, p)] = whole
+    return list(stored.items())
+
+
+def _own(value: Tensor, p: Tensor) -> Tensor:
+    if is_sharded(p) and value.dim() > 0:
+        from .layout import like_parameter  # only where there are DTensors already
+
+        return like_parameter(value.clone(), p)
     whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
     return value if whole else value.clone()
 
@@ -46,62 +80,76 @@ def read_groups(
             f"the state has param groups of {sizes} parameters, this optimizer of {ours}; they "
             "must agree: build the optimizer as it was when the state was saved"
         )
-    names = {group.get("method") for group in saved} - {None}
+    names = {str(group["method"]) for group in saved if "method" in group}
     if names - {method.name}:
         raise ValueError(
-            f"the state was saved by {', '.join(sorted(map(str, names)))} and cannot continue in "
+            f"the state was saved by {', '.join(sorted(names))} and cannot continue in "
             f"{method.name}, which gives its entries another meaning; load it with its own class, "
             "or start without it"
         )
-    merged = []
-    for group, old in zip(groups, saved, strict=True):
-        own = "method" in old
-        keep = {"params", "process_group"} | {
-            key for key in old if old[key] is None and own and callable(group.get(key))
-        }
-        taken = {
-            key: value
-            for key, value in old.items()
-            if key not in keep and (own or key in (*ADAM_KEYS, "initial_lr"))
-        }
-        merged.append({**group, **taken})
-    return merged
+    return [{**group, **_taken(old, group)} for group, old in zip(groups, saved, strict=True)]
 
 
-def read_values(
+def _taken(old: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters that a saved group brings along."""
+    taken = {}
+    for key, value in old.items():
+        theirs = "method" in old or key in (*ADAM_KEYS, "initial_lr")
+        code = key in ("params", *WITHOUT_CODE) or (value is None and callable(group.get(key)))
+        if theirs and not code:
+            taken[key] = value
+    return taken
+
+
+def read_state(
     state_dict: Mapping[str, Any],
     params: Sequence[Tensor],
-    views: Mapping[Tensor, Mapping[str, Tensor]],
     buckets: Sequence[Bucket],
     names: Mapping[Tensor, str],
-) -> Values:
-    """What the state says of every parameter, refused with a clear error if it does not fit."""
+) -> tuple[State, bool]:
+    """What a state says of every parameter, and whether it is AdamW's; refused if it is unfit."""
     state = state_dict["state"]
     indices = [index for group in state_dict["param_groups"] for index in group["params"]]
-    saved = {p: state[index] for p, index in zip(params, indices, strict=True) if index in state}
+    saved = {p: state[i] for p, i in zip(params, indices, strict=True) if i in state}
     if all("method" not in group for group in state_dict["param_groups"]):
-        return _from_adam(saved, buckets, names)
+        _check_adam(saved, buckets, names)
+        return saved, True
+    expected = _expected(buckets)
     for p in params:
-        expected = {name: tuple(view.shape) for name, view in views.get(p, {}).items()}
+        shapes = expected.get(p, {})
         found = {name: tuple(value.shape) for name, value in saved.get(p, {}).items()}
-        if found != expected:
-            wrong = sorted(n for n in {*expected, *found} if expected.get(n) != found.get(n))
+        wrong = sorted(n for n in {*shapes, *found} if shapes.get(n) != found.get(n))
+        if wrong:
             name = wrong[0]
             raise ValueError(
                 f"the state of {called(p, names)} does not fit: {name!r} is "
-                f"{found.get(name, 'missing')} in the state and {expected.get(name, 'absent')} "
+                f"{found.get(name, 'missing')} in the state and {shapes.get(name, 'absent')} "
                 "here. Load it into an optimizer with the same parameters and the same max_dim, "
                 "merge_dims, oversize, vectors, matrices, graft and correction"
             )
-    return saved
+    return saved, False
 
 
-def _from_adam(
+def _expected(buckets: Sequence[Bucket]) -> dict[Tensor, dict[str, tuple[int, ...]]]:
+    """Per parameter, the names and shapes of its state."""
+    shapes: dict[Tensor, dict[str, tuple[int, ...]]] = {}
+    for bucket in buckets:
+        blocks = bucket.blocks if bucket.exchange is None else bucket.exchange.blocks
+        for p in bucket.parameters:
+            count = sum(block.parameter is p for block in blocks)
+            for name, stack in bucket.named().items():
+                shape = (count, *stack.shape[1:])
+                if not bucket.modes:
+                    shape = tuple(p.shape) if name.startswith("exp_avg") else ()
+                shapes.setdefault(p, {})[bucket.named_as(name, p)] = shape
+    return shapes
+
+
+def _check_adam(
     saved: Mapping[Tensor, Mapping[str, Any]],
     buckets: Sequence[Bucket],
     names: Mapping[Tensor, str],
-) -> Values:
-    """Continue from AdamW: Q = I, M̃ = exp_avg, D = exp_avg_sq."""
+) -> None:
     for p, values in saved.items():
         shapes = {tuple(values[n].shape) for n in ("exp_avg", "exp_avg_sq") if n in values}
         if set(values) != ADAM_STATE or shapes != {tuple(p.shape)}:
@@ -110,21 +158,55 @@ def _from_adam(
                 f"{sorted(shapes)}; only states of this library, and of AdamW with "
                 f"{sorted(ADAM_STATE)} of the parameter's shape {tuple(p.shape)}, can be loaded"
             )
-    filled = []
     for bucket in buckets:
-        fresh = bucket.fresh()
-        moments = fresh.stacks.exp_avg_sq
-        for slot, block in enumerate(bucket.blocks):
-            if block.parameter not in saved:
-                continue
-            if moments is None:
-                raise ValueError(
-                    f"AdamW's state cannot continue in {bucket.method.name} without a second "
-                    "moment of its own; use EShampoo, SOAP or a graft, or start without the state"
-                )
-            old = saved[block.parameter]
-            fresh.stacks.step[slot] = float(old["step"])
-            fresh.stacks.exp_avg[slot] = block.of(old["exp_avg"])
-            moments[slot] = block.of(old["exp_avg_sq"])
-        filled.append(fresh)
-    return named_views(filled)
+        if bucket.stacks.exp_avg_sq is None and any(p in saved for p in bucket.parameters):
+            raise ValueError(
+                f"AdamW's state cannot continue in {bucket.method.name} without a second moment of "
+                "its own; use EShampoo, SOAP or a graft, or start without the state"
+            )
+
+
+def fill_(buckets: Sequence[Bucket], state: State) -> None:
+    """Write a state into the stacks."""
+    for bucket in buckets:
+        blocks = bucket.blocks if bucket.exchange is None else bucket.exchange.blocks
+        for p in bucket.parameters:
+            numbers = [block.number for block in blocks if block.parameter is p]
+            for name, stack in bucket.named().items():
+                value = state[p][bucket.named_as(name, p)]
+                if not bucket.modes:
+                    value = _held(value, p).reshape(1, *stack.shape[1:])
+                else:
+                    value = _whole(value)
+                for slot in bucket.slots(p):
+                    stack[slot] = value[numbers.index(bucket.blocks[slot].number)]
+        bucket.set_clock()
+
+
+def fill_from_adam_(buckets: Sequence[Bucket], state: State) -> None:
+    """Continue from AdamW: Q = I, M̃ = exp_avg, D = exp_avg_sq."""
+    for bucket in buckets:
+        bucket.reset_()
+        s = bucket.stacks
+        for p in (p for p in bucket.parameters if p in state):
+            for name, stack in (("exp_avg", s.exp_avg), ("exp_avg_sq", s.exp_avg_sq)):
+                assert stack is not None
+                value = state[p][name]
+                value = _whole(value) if bucket.modes else _held(value, p)
+                for slot in bucket.slots(p):
+                    block = bucket.blocks[slot]
+                    block.unmerged(stack[slot]).copy_(block.of(value))
+            s.step[bucket.slots(p)] = float(state[p]["step"])
+        bucket.set_clock()
+
+
+def _whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
+
+
+def _held(value: Tensor, p: Tensor) -> Tensor:
+    if not is_sharded(p) or value.dim() == 0:
+        return value
+    from .layout import held_part  # only where there are DTensors already
+
+    return held_part(value, p)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,15 +11,16 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from . import phases
-from .blocks import Block, called, cut
-from .bucket import Bucket, named_views
-from .checkpoint import packed, read_groups, read_values
+from .blocks import Block, called, cut, is_sharded, local
+from .bucket import Bucket
+from .checkpoint import fill_, fill_from_adam_, pack, read_groups, read_state
 from .methods import Method
 from .options import Options
 from .refresh import Task, refresh_
 from .report import FactorReport, factor_reports
 
-ProcessGroup = torch.distributed.ProcessGroup
+if TYPE_CHECKING:
+    from .layout import Place
 
 OPTIMAL_LIMIT = 4096
 """Largest block for correction="optimal", which keeps a matrix of that size squared."""
@@ -36,20 +37,16 @@ class Update:
     moving: Tensor  # [n]
     norms: Tensor  # [2, n]: ‖U_graft‖², ‖U‖²
 
-    @property
-    def blocks(self) -> list[Block]:
-        return self.task.bucket.blocks[self.start : self.stop]
-
     def owners(self, numbers: Mapping[Tensor, int]) -> Tensor:
         """The number of each block's parameter."""
-        return torch.tensor([numbers[b.parameter] for b in self.blocks], device=self.U.device)
+        blocks = self.task.bucket.blocks[self.start : self.stop]
+        return torch.tensor([numbers[b.parameter] for b in blocks], device=self.U.device)
 
-    def apply_(self, norms: Tensor) -> None:
+    def graft_(self, norms: Tensor) -> None:
         """U ← U ‖U_graft‖ / ‖U‖ with the given norms (Eq. grafting), then the parameters move."""
         ratio = torch.where(norms[1] > 0, norms[0] / norms[1], torch.zeros_like(norms[0])).sqrt()
         self.U.mul_(phases.per_block(ratio, self.U))
-        bucket, o = self.task.bucket, self.task.options
-        bucket.apply_(self.U, self.moving, self.start, self.stop, self.task.present, o)
+        _apply_(self.task, self.start, self.stop, self.U, self.moving)
 
 
 class EigenbasisOptimizer(Optimizer):
@@ -63,7 +60,7 @@ class EigenbasisOptimizer(Optimizer):
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._buckets: list[Bucket] = []
         self._layouts: list[dict[str, Any]] = []
-        self._warned = False
+        self._places: dict[Any, Place] = {}
         super().__init__(params, {**defaults, "method": self.method.name})
 
     # ---------------------------------------------------------------- parameters and layout
@@ -81,51 +78,85 @@ class EigenbasisOptimizer(Optimizer):
             del self.param_groups[before:]
             raise
 
-    def _build(self, number: int) -> None:
+    def _build(self, index: int) -> None:
         """Create the buckets and the state of one group, eagerly, so that checkpoints see it."""
-        group = self.param_groups[number]
+        group = self.param_groups[index]
         options = Options.of(group, self.method)
-        members: dict[tuple[Any, ...], list[Block]] = defaultdict(list)
-        for p in dict.fromkeys(group["params"]):
+        params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
+        for p in group["params"]:
             if not p.is_floating_point():
                 raise TypeError(
                     f"{called(p, self._names())} has dtype {p.dtype}; parameters must be real "
                     "floating-point tensors: leave it out or view it as real"
                 )
-            if p.numel() == 0:
-                continue
-            plan = cut(p.shape, options, self.method)
-            dtype = torch.promote_types(p.dtype, torch.float32)
-            for index, region in enumerate(plan.regions):
-                block = Block(p, index, len(plan.regions), plan.merged, region)
-                members[block.shape, plan.modes, dtype, p.device].append(block)
-        for (shape, modes, *_), blocks in members.items():
-            size = torch.Size(shape).numel()
-            if (
-                options.correction == "optimal"
-                and modes
-                and len(shape) > 1
-                and size > OPTIMAL_LIMIT
-            ):
-                raise ValueError(
-                    f"correction='optimal' keeps a full matrix per block and takes blocks of at "
-                    f"most {OPTIMAL_LIMIT} elements; {called(blocks[0].parameter, self._names())} "
-                    f"has one of shape {shape}. Lower max_dim, or use 'basis_aware'"
-                )
-        buckets = [
-            Bucket(
-                number,
-                blocks,
-                modes,
-                self.method,
-                options,
-                torch.empty(0, dtype=dtype, device=device),
+        places = self._find_places(params, group["process_group"])
+        members: dict[tuple[Any, ...], list[Block]] = defaultdict(list)
+        for p in params:
+            for modes, block in self._blocks(p, options):
+                dtype = torch.promote_types(p.dtype, torch.float32)
+                place = places.get(p) if modes else None
+                members[block.shape, modes, dtype, p.device, place].append(block)
+        owners = _assign(members)
+        buckets = []
+        kinds: dict[Tensor, int] = defaultdict(int)
+        for key, blocks in members.items():
+            shape, modes, dtype, device, place = key
+            like = torch.empty(0, dtype=dtype, device=device)
+            own, exchange = blocks, None
+            if place is not None:
+                from .layout import Exchange  # a place exists, so this is imported already
+
+                exchange = Exchange(place, blocks, owners[key], like)
+                own = [blocks[number] for number in exchange.mine]
+            kind = {p: kinds[p] for p in dict.fromkeys(block.parameter for block in blocks)}
+            for p in kind:
+                kinds[p] += 1
+            buckets.append(
+                Bucket(index, own, shape, modes, kind, self.method, options, like, exchange)
             )
-            for (_, modes, dtype, device), blocks in members.items()
-        ]
         self._buckets += buckets
         self._layouts.append(options.layout)
-        self.state.update(named_views(buckets))
+        for bucket in buckets:
+            for p, views in bucket.views():
+                # A rank without a block of p has an entry too: checkpoints ask for it.
+                self.state[p].update(views if views and next(iter(views.values())).numel() else {})
+
+    def _blocks(self, p: Tensor, options: Options) -> Iterator[tuple[tuple[int, ...], Block]]:
+        """Modes and blocks of a parameter; plain Adam works on what this rank holds of it."""
+        plan = cut(p.shape, options, self.method)
+        if not plan.modes:
+            held = local(p)
+            if held.numel() > 0:
+                box = tuple(slice(0, size) for size in held.shape)
+                yield (), Block(p, 0, 1, box, (held.numel(),))
+            return
+        for number, (box, shape) in enumerate(zip(plan.boxes, plan.shapes, strict=True)):
+            size = torch.Size(shape).numel()
+            if options.correction == "optimal" and len(shape) > 1 and size > OPTIMAL_LIMIT:
+                raise ValueError(
+                    f"correction='optimal' keeps a full matrix per block and takes blocks of at "
+                    f"most {OPTIMAL_LIMIT} elements; {called(p, self._names())} has one of shape "
+                    f"{shape}. Lower max_dim, or use 'basis_aware'"
+                )
+            yield plan.modes, Block(p, number, len(plan.boxes), box, shape)
+
+    def _find_places(self, params: Sequence[Tensor], group: Any) -> dict[Tensor, "Place"]:  # noqa: ANN401
+        """The ranks that share the work on each parameter; those not listed are worked on here."""
+        sharded = [p for p in params if is_sharded(p)]
+        if group is None and not sharded:
+            return {}
+        from .layout import Place, check_agreement, mesh_of  # slow to import, so only where needed
+
+        found = {}
+        for p in sharded:
+            mesh = mesh_of(p)
+            if mesh.size() > 1:
+                found[p] = self._places.setdefault(mesh, Place.of_mesh(mesh))
+        if group is not None:
+            plain = [p for p in params if not is_sharded(p)]
+            check_agreement(plain, group)
+            found |= {p: self._places.setdefault(group, Place(group)) for p in plain}
+        return found
 
     def _names(self) -> dict[Tensor, str]:
         """Names of the parameters, where the optimizer was given them."""
@@ -147,21 +178,30 @@ class EigenbasisOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         tasks = self._tasks()
+        shared = [task for task in tasks if task.bucket.exchange is not None]
         checking = [task for task in tasks if task.checks]
         updates: list[Update] = []  # of parameters whose blocks are grafted together
+        # 0. Gradients that other ranks work on start their way.
+        for task in shared:
+            task.exchange.start()
         # 1. Gradients to statistics. Where no basis can change before the update, all the rest too.
         for task in tasks:
             if task.checks and not self.method.delayed:
                 _observe(task)
             else:
                 updates += _advance(task)
+                _post(shared)
         # 2. Criteria, one copy to the host, and new bases where they are due.
         failures = refresh_(checking) if checking else []
         # 3. The rest of the step for those that waited for it.
         if not self.method.delayed:
             for task in checking:
                 updates += _finish(task)
-        _graft_parameters(updates)
+        self._graft_parameters(tasks, updates)
+        # 4. Updates that other ranks worked on arrive.
+        _post(shared, everything=True)
+        for task in shared:
+            task.exchange.finish(task.options.lr * task.options.weight_decay)
         if failures:
             raise RuntimeError(
                 "no basis could be computed for "
@@ -183,8 +223,10 @@ class EigenbasisOptimizer(Optimizer):
         self._check_gradients(options)
         tasks = []
         for bucket in self._buckets:
-            present = [block.parameter.grad is not None for block in bucket.blocks]
-            if not any(present):
+            # Whether other ranks have a gradient is not known here: their message says it.
+            away = bucket.exchange is not None
+            present = [away or block.parameter.grad is not None for block in bucket.blocks]
+            if not any(present) and not away:
                 continue
             o, checks = options[bucket.group], []
             for slot, has_gradient in enumerate(present):
@@ -224,6 +266,24 @@ class EigenbasisOptimizer(Optimizer):
                 "cause, or set nonfinite='skip' to leave such blocks out of the step"
             )
 
+    def _graft_parameters(self, tasks: Sequence[Task], updates: Sequence[Update]) -> None:
+        """Graft with the norms of whole parameters, summed over their blocks, wherever they are."""
+        numbers = {p: n for n, p in enumerate(self._parameters())}
+        totals: dict[tuple[Any, ...], Tensor] = {}
+        exchanges = {}
+        for task in tasks:  # alike on all ranks, also where there is no update to add
+            if _grafts_parameters(task):
+                step = task.bucket.stacks.step
+                totals.setdefault(task.place, step.new_zeros(2, len(numbers)))
+                exchanges[task.place] = task.bucket.exchange
+        for update in updates:
+            totals[update.task.place].index_add_(1, update.owners(numbers), update.norms)
+        for place, exchange in exchanges.items():
+            if exchange is not None:
+                exchange.totals_(totals[place])
+        for update in updates:
+            update.graft_(totals[update.task.place][:, update.owners(numbers)])
+
     # ---------------------------------------------------------------- reports
 
     @property
@@ -242,8 +302,11 @@ class EigenbasisOptimizer(Optimizer):
     # ---------------------------------------------------------------- state in and out
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as plain tensors and numbers, safe for `torch.load(weights_only=True)`."""
-        return packed(super().state_dict())
+        """The state as tensors and numbers, safe for `torch.load(weights_only=True)`.
+
+        With shared work every rank must call it, and every rank gets the same entries.
+        """
+        return pack(super().state_dict(), self._parameters(), self._buckets)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -257,34 +320,32 @@ class EigenbasisOptimizer(Optimizer):
         groups = read_groups(state_dict, self.param_groups, self.method)
         for group, layout in zip(groups, self._layouts, strict=True):
             _check_layout(Options.of(group, self.method), layout)
-        params = [p for group in self.param_groups for p in group["params"]]
-        values = read_values(state_dict, params, self.state, self._buckets, self._names())
+        state, adam = read_state(state_dict, self._parameters(), self._buckets, self._names())
         self.param_groups = groups
-        self._fill(values)
+        (fill_from_adam_ if adam else fill_)(self._buckets, state)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
-    def _fill(self, values: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
-        """Write values into the views, and set the clocks by them."""
-        for p, named in values.items():
-            for name, value in named.items():
-                self.state[p][name].copy_(value)
-        for bucket in self._buckets:
-            bucket.clock = [int(t) for t in bucket.stacks.step.tolist()]
-            bucket.history.clear()
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
     def __getstate__(self) -> dict[str, Any]:
         """For deepcopy and pickle: each parameter with values of its own, not views of stacks."""
+        if self._places:
+            raise TypeError(
+                "an optimizer that shares its work over ranks cannot be copied or pickled; build "
+                "another one and give it this one's state_dict()"
+            )
         state = {p: {n: v.clone() for n, v in values.items()} for p, values in self.state.items()}
         return {"defaults": self.defaults, "param_groups": self.param_groups, "state": state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         values = state["state"]
         super().__setstate__({**state, "state": defaultdict(dict)})
-        self._buckets, self._layouts, self._warned = [], [], False
-        for number in range(len(self.param_groups)):
-            self._build(number)
-        self._fill(values)
+        self._buckets, self._layouts, self._places = [], [], {}
+        for index in range(len(self.param_groups)):
+            self._build(index)
+        fill_(self._buckets, values)
 
 
 # -------------------------------------------------------------------- a bucket's step
@@ -293,14 +354,21 @@ class EigenbasisOptimizer(Optimizer):
 def _parts(task: Task) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     """Gradient and `live` of each part of a bucket in which any block has a gradient."""
     bucket, o = task.bucket, task.options
+    if bucket.exchange is not None:
+        arrived = torch.empty_like(bucket.stacks.exp_avg)
+        there = bucket.exchange.receive(arrived)
     for start, stop in bucket.parts():
         here = task.present[start:stop]
-        if any(here):
+        if not any(here):
+            continue
+        if bucket.exchange is None:
             G = bucket.gather(start, stop, task.present)
-            if o.maximize:
-                G.neg_()
             present = torch.tensor(here, device=G.device)
-            yield start, stop, G, phases.admit_(bucket.stacks.narrow(start, stop), G, present, o)
+        else:
+            G, present = arrived[start:stop], there[start:stop]
+        if o.maximize:
+            G.neg_()
+        yield start, stop, G, phases.admit_(bucket.stacks.narrow(start, stop), G, present, o)
 
 
 def _observe(task: Task) -> None:
@@ -341,7 +409,7 @@ def _update(task: Task, start: int, stop: int, G: Tensor, live: Tensor) -> Itera
     phases.accumulate_(s, G, moving, o, method)
     U = phases.direction(s, G, o, method)
     if method.rotated or o.graft is None:
-        bucket.apply_(U, moving, start, stop, task.present, o)
+        _apply_(task, start, stop, U, moving)
         return
     graft = phases.graft_direction(s, G, o)
     norms = torch.stack([phases.squared_norms(graft), phases.squared_norms(U)])
@@ -351,30 +419,63 @@ def _update(task: Task, start: int, stop: int, G: Tensor, live: Tensor) -> Itera
         U = torch.where(phases.per_block(ready, U), U, graft)
         norms = torch.where(ready, norms, norms[0])
     update = Update(task, start, stop, U, moving, norms)
-    if o.graft_scope == "parameter" and any(block.total > 1 for block in update.blocks):
+    if _grafts_parameters(task):
         yield update
     else:
-        update.apply_(norms)
+        update.graft_(norms)
 
 
-def _graft_parameters(updates: Sequence[Update]) -> None:
-    """Graft with the norms of whole parameters, summed over their blocks."""
-    numbers: dict[Tensor, int] = {}
-    totals: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-    for update in updates:
-        for block in update.blocks:
-            numbers.setdefault(block.parameter, len(numbers))
-    for update in updates:
-        norms = update.norms
-        place = (norms.device, norms.dtype)
-        total = totals.setdefault(place, norms.new_zeros(2, len(numbers)))
-        total.index_add_(1, update.owners(numbers), norms)
-    for update in updates:
-        total = totals[update.norms.device, update.norms.dtype]
-        update.apply_(total[:, update.owners(numbers)])
+def _apply_(task: Task, start: int, stop: int, U: Tensor, moving: Tensor) -> None:
+    """W ← W − α (U + λW) for the blocks that move (decay after the update if bias_in_step)."""
+    bucket, o = task.bucket, task.options
+    if bucket.method.bias_in_step and o.weight_decay != 0:
+        U.mul_(1 - o.lr * o.weight_decay)
+    # Not a product with 0: a block that stands still may hold anything.
+    still = phases.per_block(~moving, U)
+    if bucket.exchange is not None:  # the ranks that hold the parameter see to its decay
+        task.keep_(start, stop, U.mul_(-o.lr).masked_fill_(still, 0.0), moving)
+        return
+    weights, updates = bucket.weights_and_rows(U, start, task.present)
+    if o.weight_decay != 0:
+        torch._foreach_add_(updates, weights, alpha=o.weight_decay)
+    U.mul_(-o.lr).masked_fill_(still, 0.0)
+    torch._foreach_add_(weights, updates)
+
+
+def _post(shared: Sequence[Task], everything: bool = False) -> None:
+    """Send finished updates on their way, in the order of the buckets, alike on all ranks."""
+    for task in shared:
+        if task.posted:
+            continue
+        # Grafting whole parameters needs a sum over ranks before anything can be sent.
+        complete = task.done == len(task.bucket.blocks)
+        if not everything and (not complete or not task.bucket.method.rotated):
+            return
+        task.post()
+
+
+def _grafts_parameters(task: Task) -> bool:
+    """Whether updates wait for the norms of other blocks of their parameter."""
+    o, bucket = task.options, task.bucket
+    grafts = not bucket.method.rotated and o.graft is not None
+    return grafts and o.graft_scope == "parameter" and bucket.several
 
 
 # -------------------------------------------------------------------- what is refused
+
+
+def _assign(members: Mapping[tuple[Any, ...], list[Block]]) -> dict[tuple[Any, ...], list[int]]:
+    """Owners of the blocks that are shared, balanced over all of a group's buckets."""
+    by_place: dict[Any, list[tuple[tuple[Any, ...], Block]]] = defaultdict(list)
+    for key, blocks in members.items():
+        if key[-1] is not None:
+            by_place[key[-1]] += [(key, block) for block in blocks]
+    owners: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for place, entries in by_place.items():
+        ranks = place.assign([block for _, block in entries])
+        for (key, _), rank in zip(entries, ranks, strict=True):
+            owners[key].append(rank)
+    return owners
 
 
 def _check_leaves(params: Sequence[Any]) -> None:

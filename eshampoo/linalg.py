@@ -60,7 +60,7 @@ def along(vector: Tensor, mode: int, order: int) -> Tensor:
 def off_diagonal(A: Tensor) -> Tensor:
     """All entries of A [..., d, d] but the diagonal, [..., d-1, d]; a view if A is contiguous."""
     d = A.shape[-1]
-    return A.flatten(-2)[..., 1:].unflatten(-1, (d - 1, d + 1))[..., :-1]
+    return A.flatten(-2)[..., 1:].reshape(*A.shape[:-2], d - 1, d + 1)[..., :-1]
 
 
 def criterion(A: Tensor) -> Tensor:

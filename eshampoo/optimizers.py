@@ -1,12 +1,12 @@
 """The user's classes: signatures and what they mean; everything else is in `engine.py`."""
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from . import methods
-from .engine import EigenbasisOptimizer, ProcessGroup
+from .engine import EigenbasisOptimizer
 from .options import (
     Correction,
     Eigenvalues,
@@ -21,6 +21,9 @@ from .options import (
     Variant,
     Vectors,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @final
@@ -91,7 +94,7 @@ class EShampoo(EigenbasisOptimizer):
         merge_dims: bool = True,
         nesterov: bool = False,
         maximize: bool = False,
-        process_group: ProcessGroup | None = None,
+        process_group: "ProcessGroup | None" = None,
         nonfinite: NonFinite = "skip",
         max_failures: int = 3,
         record: bool = False,
@@ -174,7 +177,7 @@ class Shampoo(EigenbasisOptimizer):
         merge_dims: bool = True,
         nesterov: bool = False,
         maximize: bool = False,
-        process_group: ProcessGroup | None = None,
+        process_group: "ProcessGroup | None" = None,
         nonfinite: NonFinite = "skip",
         max_failures: int = 3,
         record: bool = False,
@@ -249,7 +252,7 @@ class SOAP(EigenbasisOptimizer):
         merge_dims: bool = False,
         nesterov: bool = False,
         maximize: bool = False,
-        process_group: ProcessGroup | None = None,
+        process_group: "ProcessGroup | None" = None,
         nonfinite: NonFinite = "skip",
         max_failures: int = 3,
         record: bool = False,
@@ -319,7 +322,7 @@ class KLShampoo(EigenbasisOptimizer):
         merge_dims: bool = True,
         nesterov: bool = False,
         maximize: bool = False,
-        process_group: ProcessGroup | None = None,
+        process_group: "ProcessGroup | None" = None,
         nonfinite: NonFinite = "skip",
         max_failures: int = 3,
         record: bool = False,
@@ -388,7 +391,7 @@ class FullMatrixAdam(EigenbasisOptimizer):
         max_dim: int = 1024,
         nesterov: bool = False,
         maximize: bool = False,
-        process_group: ProcessGroup | None = None,
+        process_group: "ProcessGroup | None" = None,
         nonfinite: NonFinite = "skip",
         max_failures: int = 3,
         record: bool = False,

@@ -109,10 +109,16 @@ def criterion(Λ: Tensor) -> float:
 
 def criterion_after_partial(Λ: Tensor, S: list[int]) -> float:
     """The criterion once Λ̂[S, S] = V_S Λ V_Sᵀ is diagonalised, V the identity outside S."""
+    return criterion(inside(Λ, S).T @ Λ @ inside(Λ, S))
+
+
+def inside(Λ: Tensor, S: list[int]) -> Tensor:
+    """V with V_S = eigvec(Λ̂[S, S]), ascending, and the identity elsewhere."""
     V = torch.eye(len(Λ), dtype=Λ.dtype)
     rows, columns = torch.meshgrid(torch.tensor(S), torch.tensor(S), indexing="ij")
-    V[rows, columns] = torch.linalg.eigh(Λ[rows, columns]).eigenvectors
-    return criterion(V.T @ Λ @ V)
+    if S:
+        V[rows, columns] = torch.linalg.eigh(Λ[rows, columns]).eigenvectors
+    return V
 
 
 def qr_algorithm(L: Tensor, Q: Tensor, tau: float, iterations: int) -> Tensor:
@@ -131,6 +137,36 @@ def power_step(L: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
     """SOAP's step qr(L Q P), P sorting diag(Qᵀ L Q) descending; also P as an index."""
     order = torch.argsort((Q.T @ L @ Q).diag(), descending=True, stable=True)
     return torch.linalg.qr(L @ Q[:, order]).Q, order
+
+
+def partial_change(Λ: Tensor, target: float, grain: int = 8) -> tuple[Tensor, list[int]]:
+    """V that diagonalises Λ̂[S, S] alone, and S, which brings the criterion to the target.
+
+    S takes coordinates by the off-diagonal energy of their rows until the target is met (design,
+    section 2), and then up to a multiple of `grain`, the library's batch size; the k-th smallest
+    eigenvalue of Λ̂[S, S] goes to the coordinate with the k-th smallest diagonal entry.
+    """
+    d = len(Λ)
+    off = Λ - torch.diag(Λ.diag())
+    by_energy = torch.argsort((off**2).sum(1), descending=True).tolist()
+    size = 0
+    while size < d and criterion_after_partial(Λ, by_energy[:size]) > target:
+        size += 1
+    size = min(d, max(1, math.ceil(size / grain)) * grain)
+    S = sorted(by_energy[:size], key=lambda i: Λ[i, i].item())
+    return inside(Λ, S), S
+
+
+def matched(V: Tensor) -> Tensor:
+    """Columns of V handed to rows greedily, the largest |V_ij|² first: which column goes where."""
+    overlap = V**2
+    order = torch.zeros(len(V), dtype=torch.long)
+    for _ in range(len(V)):
+        i, j = divmod(overlap.argmax().item(), len(V))
+        order[i] = j
+        overlap[i, :] = -1
+        overlap[:, j] = -1
+    return order
 
 
 # The common step ----------------------------------------------------------------------------------
@@ -159,6 +195,8 @@ class Oracle:
     tau: float | Callable[[int], float] = 0.1
     frequency: int = 50
     solver: str = "eigh"
+    slots: str = "rank"
+    refresh_to: float = 0.5
     qr_iterations: int = 10
     vectors: str = "adam"
     matrices: str = "kronecker"
@@ -169,6 +207,7 @@ class Oracle:
     maximize: bool = False
 
     correction = "naive"  # EShampoo alone makes it an option
+    moves_D = True  # D lives in the eigenbasis; Shampoo's, the graft's, in parameter space
 
     def __post_init__(self):
         self.params = [W.detach().clone().double().contiguous() for W in self.params]
@@ -249,10 +288,15 @@ class Oracle:
         elif self.solver == "power":
             Q_new, order = power_step(L, Q)
         else:
-            raise ValueError(f"no oracle for solver={self.solver!r}")
+            V, S = partial_change(Q.T @ L @ Q, self.refresh_to * tau)
+            if self.slots == "match":
+                V[:, S] = V[:, S][:, matched(V[S][:, S])]
+            Q_new = Q @ V
+        if self.slots == "match" and self.solver in ("eigh", "qr"):
+            Q_new = Q_new[:, matched(Q.T @ Q_new)]
         if self.correction == "basis_aware":  # D ← (Q_newᵀ Q)^{⊙2} D on this mode
             block.D = mode_product((Q_new.T @ Q) ** 2, block.D, i)
-        elif order is not None:
+        elif order is not None and self.moves_D:
             block.D = block.D.index_select(i, order)
         block.Q[i] = Q_new
         return True
@@ -332,6 +376,8 @@ class Shampoo(Oracle):
     graft: str | None = "adam"
     graft_scope: str = "parameter"
     eigenvalues: str = "stale"
+
+    moves_D = False
 
     def directions(self, blocks: list[Block], Gs: list[Tensor]) -> list[Tensor]:
         for block in blocks:

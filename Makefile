@@ -1,0 +1,36 @@
+# Every target sets up .venv by itself; `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint type bench fuzz chaos clean
+
+help:  ## what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+# constraints.txt pins torch to its CPU build: resolving it freely would pull gigabytes of CUDA.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'
+	touch $(READY)
+
+demo: $(READY)  ## compare optimizers on embedded data: table and report.html, a few minutes
+	$(BIN)/eshampoo compare digits-vit --optimizers adamw,shampoo,soap,eshampoo --seeds 3 --out runs/demo
+
+test: $(READY) lint type  ## everything that must hold: lint, types, tests
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY)  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(READY)  ## mypy, strict
+	$(BIN)/mypy
+
+bench: $(READY)  ## measure against peers and the matrix-product limit: docs/benchmarks.md
+	$(BIN)/python -m benchmarks.run
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
