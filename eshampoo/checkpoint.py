@@ -4,7 +4,8 @@ What is stored does not depend on how many ranks there were: per parameter one t
 each kind of state, a DTensor if the parameter is one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -87,17 +88,17 @@ def read_groups(
             f"{method.name}, which gives its entries another meaning; load it with its own class, "
             "or start without it"
         )
-    return [{**group, **_taken(old, group)} for group, old in zip(groups, saved, strict=True)]
+    return [{**group, **_taken(old)} for group, old in zip(groups, saved, strict=True)]
 
 
-def _taken(old: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+def _taken(old: Mapping[str, Any]) -> dict[str, Any]:
     """The hyperparameters that a saved group brings along."""
     taken = {}
     for key, value in old.items():
         theirs = "method" in old or key in (*ADAM_KEYS, "initial_lr")
-        code = key in ("params", *WITHOUT_CODE) or (value is None and callable(group.get(key)))
+        code = key in ("params", *WITHOUT_CODE) or (key == "tau" and value is None)
         if theirs and not code:
-            taken[key] = value
+            taken[key] = deepcopy(value)
     return taken
 
 
@@ -168,18 +169,18 @@ def _check_adam(
 
 def fill_(buckets: Sequence[Bucket], state: State) -> None:
     """Write a state into the stacks."""
-    for bucket in buckets:
+    for bucket, p in _in_order(buckets, state):
         blocks = bucket.blocks if bucket.exchange is None else bucket.exchange.blocks
-        for p in bucket.parameters:
-            numbers = [block.number for block in blocks if block.parameter is p]
-            for name, stack in bucket.named().items():
-                value = state[p][bucket.named_as(name, p)]
-                if not bucket.modes:
-                    value = _held(value, p).reshape(1, *stack.shape[1:])
-                else:
-                    value = _whole(value)
-                for slot in bucket.slots(p):
-                    stack[slot] = value[numbers.index(bucket.blocks[slot].number)]
+        numbers = [block.number for block in blocks if block.parameter is p]
+        for name, stack in bucket.named().items():
+            value = state[p][bucket.named_as(name, p)]
+            if not bucket.modes:
+                value = _held(value, p).reshape(1, *stack.shape[1:])
+            else:
+                value = _whole(value)
+            for slot in bucket.slots(p):
+                stack[slot] = value[numbers.index(bucket.blocks[slot].number)]
+    for bucket in buckets:
         bucket.set_clock()
 
 
@@ -187,17 +188,30 @@ def fill_from_adam_(buckets: Sequence[Bucket], state: State) -> None:
     """Continue from AdamW: Q = I, M̃ = exp_avg, D = exp_avg_sq."""
     for bucket in buckets:
         bucket.reset_()
+    for bucket, p in _in_order(buckets, state):
         s = bucket.stacks
-        for p in (p for p in bucket.parameters if p in state):
-            for name, stack in (("exp_avg", s.exp_avg), ("exp_avg_sq", s.exp_avg_sq)):
-                assert stack is not None
-                value = state[p][name]
-                value = _whole(value) if bucket.modes else _held(value, p)
-                for slot in bucket.slots(p):
-                    block = bucket.blocks[slot]
-                    block.unmerged(stack[slot]).copy_(block.of(value))
-            s.step[bucket.slots(p)] = float(state[p]["step"])
+        for name, stack in (("exp_avg", s.exp_avg), ("exp_avg_sq", s.exp_avg_sq)):
+            assert stack is not None
+            value = state[p][name]
+            value = _whole(value) if bucket.modes else _held(value, p)
+            for slot in bucket.slots(p):
+                block = bucket.blocks[slot]
+                block.unmerged(stack[slot]).copy_(block.of(value))
+        s.step[bucket.slots(p)] = float(state[p]["step"])
+    for bucket in buckets:
         bucket.set_clock()
+
+
+def _in_order(buckets: Sequence[Bucket], state: State) -> Iterator[tuple[Bucket, Tensor]]:
+    """Buckets and their parameters, parameter by parameter.
+
+    Reading a DTensor communicates, and only the parameters have the same order on all ranks:
+    element-wise ones fall into buckets by what a rank holds of them.
+    """
+    for p in state:
+        for bucket in buckets:
+            if p in bucket.kinds:
+                yield bucket, p
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -61,6 +61,8 @@ class EigenbasisOptimizer(Optimizer):
         self._buckets: list[Bucket] = []
         self._layouts: list[dict[str, Any]] = []
         self._places: dict[Any, Place] = {}
+        self._shared: dict[Tensor, Place] = {}  # parameters that other ranks have a part in
+        self._voters: dict[Place, list[tuple[int, Tensor]]] = {}  # those without a basis, by group
         super().__init__(params, {**defaults, "method": self.method.name})
 
     # ---------------------------------------------------------------- parameters and layout
@@ -70,6 +72,7 @@ class EigenbasisOptimizer(Optimizer):
         before = len(self.param_groups)
         if not isinstance(param_group["params"], Tensor | set):
             param_group = {**param_group, "params": list(param_group["params"])}
+        if not isinstance(param_group["params"], set):
             _check_leaves(param_group["params"])
         super().add_param_group(param_group)
         try:
@@ -116,6 +119,11 @@ class EigenbasisOptimizer(Optimizer):
             )
         self._buckets += buckets
         self._layouts.append(options.layout)
+        self._shared |= places
+        plain = {p for bucket in buckets if not bucket.modes for p in bucket.parameters}
+        for p in places:  # in the order of the parameters, which all ranks agree on
+            if p in plain and is_sharded(p):
+                self._voters.setdefault(places[p], []).append((index, p))
         for bucket in buckets:
             for p, views in bucket.views():
                 # A rank without a block of p has an entry too: checkpoints ask for it.
@@ -125,10 +133,9 @@ class EigenbasisOptimizer(Optimizer):
         """Modes and blocks of a parameter; plain Adam works on what this rank holds of it."""
         plan = cut(p.shape, options, self.method)
         if not plan.modes:
-            held = local(p)
-            if held.numel() > 0:
-                box = tuple(slice(0, size) for size in held.shape)
-                yield (), Block(p, 0, 1, box, (held.numel(),))
+            held = local(p)  # it may be empty, but a checkpoint wants an entry on every rank
+            box = tuple(slice(0, size) for size in held.shape)
+            yield (), Block(p, 0, 1, box, (held.numel(),))
             return
         for number, (box, shape) in enumerate(zip(plan.boxes, plan.shapes, strict=True)):
             size = torch.Size(shape).numel()
@@ -147,15 +154,17 @@ class EigenbasisOptimizer(Optimizer):
             return {}
         from .layout import Place, check_agreement, mesh_of  # slow to import, so only where needed
 
-        found = {}
-        for p in sharded:
-            mesh = mesh_of(p)
-            if mesh.size() > 1:
-                found[p] = self._places.setdefault(mesh, Place.of_mesh(mesh))
         if group is not None:
-            plain = [p for p in params if not is_sharded(p)]
-            check_agreement(plain, group)
-            found |= {p: self._places.setdefault(group, Place(group)) for p in plain}
+            check_agreement(params, group)
+        found = {}
+        for p in params:
+            mesh = mesh_of(p) if is_sharded(p) else None
+            key = group if mesh is None else mesh
+            if key is None or (mesh is not None and mesh.size() == 1):
+                continue
+            if key not in self._places:
+                self._places[key] = Place(group) if mesh is None else Place.of_mesh(mesh)
+            found[p] = self._places[key]
         return found
 
     def _names(self) -> dict[Tensor, str]:
@@ -220,7 +229,12 @@ class EigenbasisOptimizer(Optimizer):
         options = [Options.of(group, self.method) for group in self.param_groups]
         for o, layout in zip(options, self._layouts, strict=True):
             _check_layout(o, layout)
+        if self._shared:
+            from .layout import lay_out_gradients
+
+            lay_out_gradients(list(self._shared))
         self._check_gradients(options)
+        verdicts = self._verdicts(options)
         tasks = []
         for bucket in self._buckets:
             # Whether other ranks have a gradient is not known here: their message says it.
@@ -228,38 +242,57 @@ class EigenbasisOptimizer(Optimizer):
             present = [away or block.parameter.grad is not None for block in bucket.blocks]
             if not any(present) and not away:
                 continue
-            o, checks = options[bucket.group], []
-            for slot, has_gradient in enumerate(present):
-                if has_gradient:
-                    bucket.clock[slot] += 1
-                    if bucket.modes and bucket.clock[slot] % o.frequency == 0:
-                        checks.append(slot)
-            tasks.append(Task(bucket, o, present, checks))
+            o = options[bucket.group]
+            clock = [t + now for t, now in zip(bucket.clock, present, strict=True)]
+            due = [s for s, now in enumerate(present) if now and clock[s] % o.frequency == 0]
+            checks = {slot: o.threshold(clock[slot]) for slot in due if bucket.modes}
+            task = Task(bucket, o, present, clock, checks)
+            if any(block.parameter in verdicts for block in bucket.blocks):
+                fine = torch.zeros((), dtype=torch.int32, device=bucket.stacks.step.device)
+                said = [verdicts.get(block.parameter, fine) for block in bucket.blocks]
+                task.verdicts = torch.stack(said)
+            tasks.append(task)
+        for task in tasks:
+            task.bucket.clock = task.clock
         return tasks
+
+    def _verdicts(self, options: Sequence[Options]) -> dict[Tensor, Tensor]:
+        """Whether the shards of element-wise parameters can move; see `layout.vote`."""
+        verdicts: dict[Tensor, Tensor] = {}
+        for place, entries in self._voters.items():
+            params = [p for index, p in entries if options[index].nonfinite == "skip"]
+            if params:
+                from .layout import vote
+
+                verdicts |= zip(params, vote(place, params).unbind(0), strict=True)
+        return verdicts
 
     def _check_gradients(self, options: Sequence[Options]) -> None:
         """Refuse gradients that cannot be used, before anything has changed."""
-        watched: list[tuple[Tensor, Tensor]] = []
+        watched: dict[Place | None, list[Tensor]] = defaultdict(list)
         for group, o in zip(self.param_groups, options, strict=True):
             for p in group["params"]:
-                if p.grad is None:
-                    continue
-                if p.grad.is_sparse or p.grad.is_complex():
+                place = self._shared.get(p)
+                if o.nonfinite == "raise" and p.numel() > 0 and (p.grad is not None or place):
+                    watched[place].append(p)
+                if p.grad is not None and (p.grad.is_sparse or p.grad.is_complex()):
                     kind = "sparse" if p.grad.is_sparse else "complex"
                     raise RuntimeError(
                         f"the gradient of {called(p, self._names())} is {kind}; gradients must be "
                         "dense and real: use sparse=False in the embedding, or another optimizer "
                         "for this parameter"
                     )
-                if o.nonfinite == "raise" and p.numel() > 0:
-                    watched.append((p, p.grad))
-        if not watched:
-            return
-        norms = torch._foreach_norm([grad for _, grad in watched], float("inf"))
-        finite = torch.stack([norm.float().cpu() for norm in norms]).isfinite().tolist()
-        bad = [
-            called(p, self._names()) for (p, _), ok in zip(watched, finite, strict=True) if not ok
-        ]
+        bad = []
+        for place, params in watched.items():
+            if place is None:
+                grads = [local(p.grad) for p in params if p.grad is not None]
+                norms = torch._foreach_norm(grads, float("inf"))
+                wrong = (~torch.stack([norm.float().cpu() for norm in norms]).isfinite()).tolist()
+            else:  # all ranks raise, or none
+                from .layout import vote
+
+                wrong = (vote(place, params, float("inf")) == 1).tolist()
+            bad += [called(p, self._names()) for p, w in zip(params, wrong, strict=True) if w]
         if bad:
             raise FloatingPointError(
                 f"the gradient of {', '.join(bad)} has NaN or Inf; nothing was changed. Find the "
@@ -337,15 +370,21 @@ class EigenbasisOptimizer(Optimizer):
                 "another one and give it this one's state_dict()"
             )
         state = {p: {n: v.clone() for n, v in values.items()} for p, values in self.state.items()}
-        return {"defaults": self.defaults, "param_groups": self.param_groups, "state": state}
+        history = [bucket.history for bucket in self._buckets]
+        own = {"defaults": self.defaults, "param_groups": self.param_groups}
+        return {**own, "state": state, "history": history}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        values = state["state"]
-        super().__setstate__({**state, "state": defaultdict(dict)})
-        self._buckets, self._layouts, self._places = [], [], {}
+        values, history = state["state"], state["history"]
+        own = {name: state[name] for name in ("defaults", "param_groups")}
+        super().__setstate__({**own, "state": defaultdict(dict)})
+        self._buckets, self._layouts = [], []
+        self._places, self._shared, self._voters = {}, {}, {}
         for index in range(len(self.param_groups)):
             self._build(index)
         fill_(self._buckets, values)
+        for bucket, remembered in zip(self._buckets, history, strict=True):
+            bucket.history = remembered
 
 
 # -------------------------------------------------------------------- a bucket's step
@@ -363,7 +402,13 @@ def _parts(task: Task) -> Iterator[tuple[int, int, Tensor, Tensor]]:
             continue
         if bucket.exchange is None:
             G = bucket.gather(start, stop, task.present)
-            present = torch.tensor(here, device=G.device)
+            # Nothing is copied to the device in the common case.
+            everyone = torch.ones(stop - start, dtype=torch.bool, device=G.device)
+            present = everyone if all(here) else torch.tensor(here, device=G.device)
+            if task.verdicts is not None:  # what is wrong on another rank is wrong here
+                verdicts = task.verdicts[start:stop]
+                present &= verdicts != 2
+                G.masked_fill_(phases.per_block(verdicts == 1, G), torch.nan)
         else:
             G, present = arrived[start:stop], there[start:stop]
         if o.maximize:
@@ -406,12 +451,11 @@ def _update(task: Task, start: int, stop: int, G: Tensor, live: Tensor) -> Itera
     bucket, o, method = task.bucket, task.options, task.bucket.method
     s = bucket.stacks.narrow(start, stop)
     moving = live & (s.step >= 1)  # a delayed method only observes its first gradient
-    phases.accumulate_(s, G, moving, o, method)
-    U = phases.direction(s, G, o, method)
+    U = phases.direction(s, G, moving, o, method)
     if method.rotated or o.graft is None:
         _apply_(task, start, stop, U, moving)
         return
-    graft = phases.graft_direction(s, G, o)
+    graft = phases.graft_direction(s, G, moving, o)
     norms = torch.stack([phases.squared_norms(graft), phases.squared_norms(U)])
     checked = [bucket.checked(slot) for slot in range(start, stop)]
     if not all(checked):  # without a basis yet, the grafting method takes the step alone
@@ -430,15 +474,14 @@ def _apply_(task: Task, start: int, stop: int, U: Tensor, moving: Tensor) -> Non
     bucket, o = task.bucket, task.options
     if bucket.method.bias_in_step and o.weight_decay != 0:
         U.mul_(1 - o.lr * o.weight_decay)
-    # Not a product with 0: a block that stands still may hold anything.
-    still = phases.per_block(~moving, U)
+    pace = phases.per_block(moving.to(U.dtype), U) * -o.lr
     if bucket.exchange is not None:  # the ranks that hold the parameter see to its decay
-        task.keep_(start, stop, U.mul_(-o.lr).masked_fill_(still, 0.0), moving)
+        task.keep_(start, stop, U.mul_(pace), moving)
         return
     weights, updates = bucket.weights_and_rows(U, start, task.present)
     if o.weight_decay != 0:
         torch._foreach_add_(updates, weights, alpha=o.weight_decay)
-    U.mul_(-o.lr).masked_fill_(still, 0.0)
+    U.mul_(pace)
     torch._foreach_add_(weights, updates)
 
 
@@ -466,20 +509,19 @@ def _grafts_parameters(task: Task) -> bool:
 
 def _assign(members: Mapping[tuple[Any, ...], list[Block]]) -> dict[tuple[Any, ...], list[int]]:
     """Owners of the blocks that are shared, balanced over all of a group's buckets."""
-    by_place: dict[Any, list[tuple[tuple[Any, ...], Block]]] = defaultdict(list)
+    by_place: dict[Any, list[tuple[Any, ...]]] = defaultdict(list)
     for key, blocks in members.items():
         if key[-1] is not None:
-            by_place[key[-1]] += [(key, block) for block in blocks]
+            by_place[key[-1]] += [key] * len(blocks)
     owners: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for place, entries in by_place.items():
-        ranks = place.assign([block for _, block in entries])
-        for (key, _), rank in zip(entries, ranks, strict=True):
+    for place, keys in by_place.items():
+        for key, rank in zip(keys, place.assign([key[:2] for key in keys]), strict=True):
             owners[key].append(rank)
     return owners
 
 
-def _check_leaves(params: Sequence[Any]) -> None:
-    for entry in params:
+def _check_leaves(params: Tensor | Sequence[Any]) -> None:
+    for entry in [params] if isinstance(params, Tensor) else params:
         p = entry[1] if isinstance(entry, tuple) else entry
         if isinstance(p, Tensor) and not (p.is_leaf or p.retains_grad):
             raise ValueError(

@@ -3,14 +3,15 @@
 A block is preconditioned whole by one rank, its owner. Every step, the ranks that hold a part of
 the block send that part of the gradient to the owner, and the owner sends the update back: two
 all-to-alls per bucket. Where a part lies follows from the parameter's placements alone, so every
-rank knows all routes without asking.
+rank knows all routes without asking, and they are worked out once.
 
     FSDP2   Shard(0)               HSDP   Replicate, Shard(0)
     TP      Shard(0) or Shard(1)   DDP    Replicate, with a process group
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -52,28 +53,42 @@ class Place:
             return [shard_box(p.shape, sizes, at, p.placements) for at in self.coordinates]
         return [tuple(slice(0, size) for size in p.shape)] * self.size
 
-    def assign(self, blocks: Sequence[Block]) -> list[int]:
-        """Owners, balanced by cost: the dearest block goes to the rank with the least to do."""
-        owners = [0] * len(blocks)
-        for number in sorted(range(len(blocks)), key=lambda n: -cost(blocks[n].shape)):
+    def assign(self, blocks: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
+        """Owners of blocks with these shapes and modes.
+
+        The dearest goes to the rank with the least to do, and so on.
+        """
+        costs = [cost(shape, modes) for shape, modes in blocks]
+        owners = [0] * len(costs)
+        for number in sorted(range(len(costs)), key=lambda n: -costs[n]):
             owner = min(range(self.size), key=lambda rank: self.loads[rank])
             owners[number] = owner
-            self.loads[owner] += cost(blocks[number].shape)
+            self.loads[owner] += costs[number]
         return owners
 
 
 def mesh_of(p: Tensor) -> DeviceMesh:
-    """The mesh of a DTensor."""
+    """The mesh of a DTensor parameter; refused if this library can do nothing with it."""
     assert isinstance(p, DTensor)
+    if p.device_mesh.get_coordinate() is None:
+        raise ValueError(
+            f"a parameter of shape {tuple(p.shape)} lies on {p.device_mesh}, to which rank "
+            f"{dist.get_rank()} does not belong; give the optimizer of each rank only parameters "
+            "that it has a part in"
+        )
+    for placement in p.placements:
+        if not isinstance(placement, Shard | _StridedShard | Replicate):
+            raise ValueError(
+                f"a parameter of shape {tuple(p.shape)} has the placement {placement!r}; parameters "
+                "must be sharded or replicated: redistribute it before building the optimizer"
+            )
     return p.device_mesh
 
 
-def cost(shape: Sequence[int]) -> float:
-    """Work on a block: decompositions m³ + n³ and products mn(m + n)."""
-    numel = 1
-    for size in shape:
-        numel *= size
-    return float(sum(size**3 + numel * size for size in shape))
+def cost(shape: Sequence[int], modes: Sequence[int]) -> float:
+    """Work on a block: decompositions m³ + n³ and products mn(m + n), for modes with a basis."""
+    numel = prod(shape)
+    return float(sum(shape[i] ** 3 + numel * shape[i] for i in modes))
 
 
 def shard_box(
@@ -93,11 +108,6 @@ def shard_box(
             size = -(-(stop - start) // sizes[i])
             first = min(start + size * coordinate[i], stop)
             bounds[placement.dim] = (first, min(first + size, stop))
-        elif not isinstance(placement, Replicate):
-            raise ValueError(
-                f"a parameter has the placement {placement}; parameters must be sharded or "
-                "replicated: redistribute it before building the optimizer"
-            )
     return tuple(slice(*bound) for bound in bounds)
 
 
@@ -121,66 +131,88 @@ class Piece(NamedTuple):
     box: Box  # in the parameter
 
 
+Route = tuple[int, int, Piece]  # from rank, to rank, what
+
+
+class Parcels:
+    """How the pieces for every rank lie in one buffer: rank by rank, flags after the pieces."""
+
+    def __init__(self, parcels: Sequence[Sequence[Piece]], device: torch.device) -> None:
+        self.pieces = [piece for parcel in parcels for piece in parcel]
+        self.shapes = [extent(piece.box) for piece in self.pieces]
+        self.sizes: list[int] = []  # of the parcels
+        self.cuts: list[int] = []  # where to split the buffer: pieces, and runs of flags
+        self.chunks: list[int] = []  # which of the cuts are pieces
+        flags: list[int] = []
+        for parcel in parcels:
+            numels = [prod(extent(piece.box)) for piece in parcel]
+            self.chunks += range(len(self.cuts), len(self.cuts) + len(parcel))
+            self.cuts += [*numels, len(parcel)]
+            self.sizes.append(sum(numels) + len(parcel))
+            flags += range(sum(self.sizes) - len(parcel), sum(self.sizes))
+        self.flags = torch.tensor(flags, dtype=torch.long, device=device)  # where they lie
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """Every piece, in a buffer."""
+        split = torch.split_with_sizes(buffer, self.cuts)
+        return [split[k].view(shape) for k, shape in zip(self.chunks, self.shapes, strict=True)]
+
+
 class Mail:
     """One all-to-all: which pieces this rank sends to and receives from every other.
 
     Every piece travels with a flag: a gradient may be missing, a block may stand still.
     """
 
-    def __init__(
-        self, place: Place, routes: Sequence[tuple[int, int, Piece]], like: Tensor
-    ) -> None:
+    def __init__(self, place: Place, routes: Sequence[Route], like: Tensor) -> None:
         self.place, self.like = place, like
-        me = place.rank
-        self.sent = [[p for s, d, p in routes if s == me and d == r] for r in range(place.size)]
-        self.expected = [[p for s, d, p in routes if d == me and s == r] for r in range(place.size)]
+        sent: list[list[Piece]] = [[] for _ in range(place.size)]
+        expected: list[list[Piece]] = [[] for _ in range(place.size)]
+        for source, target, piece in routes:
+            if source == place.rank:
+                sent[target].append(piece)
+            if target == place.rank:
+                expected[source].append(piece)
+        self.sent, self.expected = Parcels(sent, like.device), Parcels(expected, like.device)
+        # Alike on all ranks: they all know all routes.
+        self.stays = all(source == target for source, target, _ in routes)
         self.inbox = like.new_empty(0)
         self.work: dist.Work | None = None
 
-    def views(
-        self, buffer: Tensor, parcels: list[list[Piece]]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Per piece its view of a buffer, and per rank its flags."""
-        parts, flags, start = [], [], 0
-        for parcel in parcels:
-            for piece in parcel:
-                shape = torch.Size(extent(piece.box))
-                parts.append(buffer[start : start + shape.numel()].view(shape))
-                start += shape.numel()
-            flags.append(buffer[start : start + len(parcel)])
-            start += len(parcel)
-        return parts, flags
-
-    @staticmethod
-    def sizes(parcels: list[list[Piece]]) -> list[int]:
-        return [sum(torch.Size(extent(p.box)).numel() + 1 for p in parcel) for parcel in parcels]
-
     def send(self, parts: Sequence[Tensor | None], flags: Tensor) -> None:
         """Send a tensor (None: nothing) and a flag for every piece, in the order of `sent`."""
-        outbox = self.like.new_empty(sum(self.sizes(self.sent)))
-        targets, marks = self.views(outbox, self.sent)
-        pairs = list(zip(targets, parts, strict=True))
-        for target, part in pairs:
-            target.zero_() if part is None else target.copy_(part)
-        for mark, flag in zip(marks, torch.split(flags, [len(p) for p in self.sent]), strict=True):
-            mark.copy_(flag)
-        self.inbox = self.like.new_empty(sum(self.sizes(self.expected)))
+        outbox = self.like.new_empty(sum(self.sent.sizes))
+        views = self.sent.views(outbox)
+        copy_([(v, part) for v, part in zip(views, parts, strict=True) if part is not None])
+        for view, part in zip(views, parts, strict=True):
+            if part is None:
+                view.zero_()
+        outbox[self.sent.flags] = flags.to(outbox.dtype)
+        if self.stays:
+            self.inbox = outbox
+            return
+        self.inbox = self.like.new_empty(sum(self.expected.sizes))
         self.work = dist.all_to_all_single(
             self.inbox,
             outbox,
-            self.sizes(self.expected),
-            self.sizes(self.sent),
+            self.expected.sizes,
+            self.sent.sizes,
             group=self.place.group,
             async_op=True,
         )
 
     def receive(self) -> tuple[list[Tensor], Tensor]:
         """A tensor and a flag for every piece, in the order of `expected`."""
-        assert self.work is not None
-        self.work.wait()
-        self.work = None
-        parts, flags = self.views(self.inbox, self.expected)
-        return parts, torch.cat(flags)
+        if self.work is not None:
+            self.work.wait()
+        inbox, self.inbox, self.work = self.inbox, self.like.new_empty(0), None
+        return self.expected.views(inbox), inbox[self.expected.flags]
+
+
+def copy_(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of every pair into the first."""
+    if pairs:
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 class Exchange:
@@ -191,11 +223,40 @@ class Exchange:
     ) -> None:
         self.place, self.blocks, self.owners = place, list(blocks), list(owners)
         self.mine = [n for n, owner in enumerate(owners) if owner == place.rank]
-        self.slots = {number: slot for slot, number in enumerate(self.mine)}
-        boxes = {block.parameter: place.boxes(block.parameter) for block in blocks}
-        self.held = {p: held[place.rank] for p, held in boxes.items()}
-        to_owners, to_holders = [], []
-        for number, (block, owner) in enumerate(zip(blocks, owners, strict=True)):
+        self.device = like.device
+        slots = {number: slot for slot, number in enumerate(self.mine)}
+        boxes = {p: place.boxes(p) for p in dict.fromkeys(block.parameter for block in blocks)}
+        to_owners, to_holders = self._routes(boxes)
+        # Gradients travel as they are; updates as exact as they were computed.
+        dtypes = {grad_dtype(p) for p in boxes}
+        self.gradients = Mail(place, to_owners, like.to(dtypes.pop()) if len(dtypes) == 1 else like)
+        self.updates = Mail(place, to_holders, like)
+
+        def held(piece: Piece) -> tuple[Tensor, Box]:
+            p = self.blocks[piece.block].parameter
+            return p, within(piece.box, boxes[p][place.rank])
+
+        def stacked(piece: Piece) -> tuple[int, tuple[int, ...], Box]:
+            box = self.blocks[piece.block].box
+            return slots[piece.block], extent(box), within(piece.box, box)
+
+        def slot_numbers(pieces: Sequence[Piece]) -> Tensor:
+            numbers = [slots[piece.block] for piece in pieces]
+            return torch.tensor(numbers, dtype=torch.long, device=like.device)
+
+        # Parts of what this rank holds, and of the stacks of the blocks that it owns.
+        self.grads_out = [held(piece) for piece in self.gradients.sent.pieces]
+        self.grads_in = [stacked(piece) for piece in self.gradients.expected.pieces]
+        self.updates_out = [stacked(piece) for piece in self.updates.sent.pieces]
+        self.updates_in = [held(piece) for piece in self.updates.expected.pieces]
+        self.slots_in = slot_numbers(self.gradients.expected.pieces)
+        self.slots_out = slot_numbers(self.updates.sent.pieces)
+
+    def _routes(self, boxes: Mapping[Tensor, list[Box]]) -> tuple[list[Route], list[Route]]:
+        """The ways of all pieces between all ranks, to the owners and back."""
+        to_owners: list[Route] = []
+        to_holders: list[Route] = []
+        for number, (block, owner) in enumerate(zip(self.blocks, self.owners, strict=True)):
             holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
             for rank, held in enumerate(boxes[block.parameter]):
                 box = intersection(block.box, held)
@@ -206,50 +267,44 @@ class Exchange:
                 # Of several replicas the owner itself sends, or one that varies with the owner.
                 source = owner if owner in ranks else ranks[owner % len(ranks)]
                 to_owners.append((source, owner, Piece(number, tuple(slice(*b) for b in bounds))))
-        self.gradients = Mail(place, to_owners, like)
-        self.updates = Mail(place, to_holders, like)
+        return to_owners, to_holders
 
     def start(self) -> None:
         """Send the parts of the gradients that this rank holds on their way."""
-        parts = []
-        for piece in (piece for parcel in self.gradients.sent for piece in parcel):
-            p = self.blocks[piece.block].parameter
-            grad = None if p.grad is None else local(p.grad)
-            parts.append(None if grad is None else grad[within(piece.box, self.held[p])])
-        flags = torch.tensor([float(part is not None) for part in parts])
-        self.gradients.send(parts, flags.to(self.gradients.like))
+        grads = {p: None if p.grad is None else local(p.grad) for p, _ in self.grads_out}
+        parts = [None if (g := grads[p]) is None else g[box] for p, box in self.grads_out]
+        there = [float(part is not None) for part in parts]
+        self.gradients.send(parts, torch.tensor(there, device=self.device))
 
     def receive(self, G: Tensor) -> Tensor:
         """Fill the stack of this rank's blocks; which of them have a gradient [N]."""
         parts, flags = self.gradients.receive()
-        pieces = [piece for parcel in self.gradients.expected for piece in parcel]
-        for piece, part in zip(pieces, parts, strict=True):
-            self._in_stack(G, piece).copy_(part)
-        slots = torch.tensor([self.slots[piece.block] for piece in pieces], dtype=torch.long)
-        missing = G.new_zeros(len(self.mine)).index_add_(0, slots.to(G.device), 1 - flags)
-        return missing == 0
+        copy_(list(zip(self._in_stack(G, self.grads_in), parts, strict=True)))
+        missing = G.new_zeros(len(self.mine))
+        return missing.index_add_(0, self.slots_in, 1 - flags.to(G.dtype)) == 0
 
     def send(self, U: Tensor, moving: Tensor) -> None:
         """Send the updates of this rank's blocks, and whether they move, on their way."""
-        pieces = [piece for parcel in self.updates.sent for piece in parcel]
-        slots = torch.tensor([self.slots[piece.block] for piece in pieces], dtype=torch.long)
-        flags = moving[slots.to(moving.device)].to(U.dtype)
-        self.updates.send([self._in_stack(U, piece) for piece in pieces], flags)
+        self.updates.send(self._in_stack(U, self.updates_out), moving[self.slots_out])
 
     def finish(self, decay: float | Tensor) -> None:
         """Add the updates that arrive, and −decay · W, to what this rank holds of W."""
         parts, flags = self.updates.receive()
-        pieces = [piece for parcel in self.updates.expected for piece in parcel]
-        weights = []
-        for piece in pieces:
-            p = self.blocks[piece.block].parameter
-            weights.append(local(p)[within(piece.box, self.held[p])])
+        if not parts:
+            return
+        weights = [local(p)[box] for p, box in self.updates_in]
         if not isinstance(decay, float) or decay != 0:
             shares = (flags * -decay).unbind(0)
             for part, weight, share in zip(parts, weights, shares, strict=True):
                 part.addcmul_(weight.to(part.dtype), share)
-        if parts:
-            torch._foreach_add_(weights, parts)
+        torch._foreach_add_(weights, parts)
+
+    @staticmethod
+    def _in_stack(
+        stack: Tensor, places: Sequence[tuple[int, tuple[int, ...], Box]]
+    ) -> list[Tensor]:
+        rows = stack.unbind(0)
+        return [rows[slot].view(shape)[box] for slot, shape, box in places]
 
     def totals_(self, sums: Tensor) -> None:
         """Add up over the ranks of the place."""
@@ -259,9 +314,7 @@ class Exchange:
 
     def everywhere(self, stack: Tensor) -> Tensor:
         """Small state of all blocks of the bucket, on every rank."""
-        full = stack.new_zeros(
-            len(self.blocks), *stack.shape[1:], device=self.gradients.like.device
-        )
+        full = stack.new_zeros(len(self.blocks), *stack.shape[1:], device=self.device)
         full[self.mine] = stack.to(full.device)
         dist.all_reduce(full, group=self.place.group)
         return full.to(stack.device)
@@ -303,11 +356,6 @@ class Exchange:
             part, mesh, placements, run_check=False, shape=shape, stride=stride
         )
 
-    def _in_stack(self, stack: Tensor, piece: Piece) -> Tensor:
-        block = self.blocks[piece.block]
-        row = block.unmerged(stack[self.slots[piece.block]])
-        return row[within(piece.box, block.box)]
-
 
 def like_parameter(part: Tensor, p: Tensor) -> Tensor:
     """This rank's part of an element-wise state, as a DTensor placed like its parameter."""
@@ -328,9 +376,47 @@ def held_part(value: Tensor, p: Tensor) -> Tensor:
     return value[shard_box(p.shape, tuple(mesh.shape), coordinate, p.placements)]
 
 
+def grad_dtype(p: Tensor) -> torch.dtype:
+    """The dtype of a parameter's gradient; None in newer versions of torch means any."""
+    return getattr(p, "grad_dtype", p.dtype) or torch.promote_types(p.dtype, torch.float32)
+
+
+def lay_out_gradients(params: Sequence[Tensor]) -> None:
+    """Place gradients like their parameters: those of tensor parallelism may still be sums to do.
+
+    This communicates, so the order of the parameters must be the same on all ranks.
+    """
+    for p in params:
+        grad = p.grad
+        if isinstance(grad, DTensor) and isinstance(p, DTensor) and grad.placements != p.placements:
+            p.grad = grad.redistribute(p.device_mesh, p.placements)
+
+
+def vote(place: Place, params: Sequence[Tensor], order: float = 2) -> Tensor:
+    """What is wrong with the gradient of each parameter on any rank [P].
+
+    0 nothing, 1 its norm of this order is not finite, 2 there is none. Element-wise parameters stay
+    on their shards, but all shards of one take a step, or none.
+    """
+    missing = torch.tensor([2 * (p.grad is None) for p in params], dtype=torch.int32)
+    held = [local(p if p.grad is None else p.grad) for p in params]
+    # In the precision of the state, where squares that overflow are not finite either.
+    held = [part.to(torch.promote_types(part.dtype, torch.float32)) for part in held]
+    held = [part if part.numel() > 0 else part.new_zeros(1) for part in held]
+    infinite = ~torch.stack(torch._foreach_norm(held, order)).isfinite()
+    verdicts = missing.to(infinite.device).maximum(infinite.to(torch.int32))
+    dist.all_reduce(verdicts, dist.ReduceOp.MAX, group=place.group)
+    return verdicts
+
+
 def check_agreement(params: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Refuse, on every rank alike, parameters whose shapes or values differ across a group."""
-    mine = [f"{tuple(p.shape)} {p.dtype} sum {float(p.detach().double().sum())}" for p in params]
+    if dist.get_rank(group) < 0:
+        raise ValueError(
+            f"rank {dist.get_rank()} is not in the process_group that it was given; pass a group "
+            "that it belongs to"
+        )
+    mine = [described(p) for p in params]
     everyone: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(everyone, mine, group=group)
     for rank, theirs in enumerate(everyone):
@@ -341,3 +427,15 @@ def check_agreement(params: Sequence[Tensor], group: dist.ProcessGroup) -> None:
                     f"({here}) on rank 0; they must agree: seed alike, or broadcast the model, as "
                     "DDP does, before building the optimizer"
                 )
+
+
+def described(p: Tensor) -> str:
+    """Shape, dtype, and where a parameter lies or an exact checksum of its bits."""
+    what = f"{tuple(p.shape)} {p.dtype}"
+    if isinstance(p, DTensor):
+        return f"{what} {p.placements} on ranks {p.device_mesh.mesh.tolist()}"
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[p.element_size()]
+    bits = p.detach().contiguous().view(integers).flatten().to(torch.int64)
+    # Weighted by position, modulo 2⁶⁴: the same on all kinds of processors.
+    position = torch.arange(1, 2 * len(bits), 2, device=p.device)
+    return f"{what} checksum {int((bits * position).sum()) & (1 << 64) - 1:016x}"

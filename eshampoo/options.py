@@ -4,6 +4,7 @@ A group is an ordinary dictionary that users and schedulers write into, so it is
 checked at every step, before anything changes.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -24,6 +25,8 @@ Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
 GraftScope = Literal["block", "parameter"]
 Eigenvalues = Literal["stale", "fresh"]
 Tau = float | Callable[[int], float]
+
+TAU_RULE = "it must be a number of at least 0 (0 recomputes at every check, 1 never)"
 
 ADAM_KEYS = ("lr", "betas", "eps", "weight_decay", "maximize")
 """What a group of `torch.optim.AdamW` has in common with one of ours."""
@@ -82,24 +85,31 @@ class Options:
         return options
 
     def _check_numbers(self) -> None:
-        beta1, beta2 = self.betas
         if isinstance(self.lr, Tensor):
             _require("lr", self.lr, self.lr.numel() == 1, "a tensor lr must have one element")
         else:
-            _require("lr", self.lr, self.lr >= 0, "it must be at least 0")
-        _require("betas[0]", beta1, 0 <= beta1 < 1, "it must lie in [0, 1)")
-        _require("betas[1]", beta2, 0 <= beta2 <= 1, "it must lie in [0, 1]; 1 means a sum")
+            _require("lr", self.lr, 0 <= _number(self.lr) < math.inf, "it must be at least 0")
+        pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
+        _require("betas", self.betas, pair, "it must be a pair (β1, β2)")
+        beta1, beta2 = self.betas
+        _require("betas[0]", beta1, 0 <= _number(beta1) < 1, "it must lie in [0, 1)")
+        _require("betas[1]", beta2, 0 <= _number(beta2) <= 1, "it must lie in [0, 1]; 1 sums")
         if self.beta3 is not None:
-            _require("beta3", self.beta3, 0 <= self.beta3 <= 1, "it must lie in [0, 1]")
-        _require("eps", self.eps, self.eps >= 0, "it must be at least 0")
-        _require("weight_decay", self.weight_decay, self.weight_decay >= 0, "it must be at least 0")
+            _require("beta3", self.beta3, 0 <= _number(self.beta3) <= 1, "it must lie in [0, 1]")
+        for name in ("eps", "weight_decay"):
+            value = getattr(self, name)
+            _require(name, value, 0 <= _number(value) < math.inf, "it must be at least 0")
         if not callable(self.tau):
-            _require("tau", self.tau, self.tau >= 0, "it must be at least 0 (0: always recompute)")
+            _require("tau", self.tau, _number(self.tau) >= 0, TAU_RULE)
         for name in ("frequency", "qr_iterations", "max_dim", "max_failures"):
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
             _require(name, value, whole and value >= 1, "it must be a whole number of at least 1")
-        _require("refresh_to", self.refresh_to, 0 <= self.refresh_to <= 1, "it must lie in [0, 1]")
+        share = _number(self.refresh_to)
+        _require("refresh_to", self.refresh_to, 0 <= share <= 1, "it must lie in [0, 1]")
+        for name in ("merge_dims", "nesterov", "maximize", "record", "trace_scaling"):
+            value = getattr(self, name)
+            _require(name, value, isinstance(value, bool), "it must be True or False")
 
     @property
     def beta_scale(self) -> float:
@@ -126,7 +136,11 @@ class Options:
 
     def threshold(self, step: int) -> float:
         """τ at step t."""
-        return float(self.tau(step)) if callable(self.tau) else self.tau
+        if not callable(self.tau):
+            return self.tau
+        value = self.tau(step)
+        _require(f"tau({step})", value, _number(value) >= 0, TAU_RULE)
+        return float(value)
 
 
 _FIELDS = fields(Options)
@@ -135,6 +149,12 @@ _CHOICES = {
     for name, hint in get_type_hints(Options).items()
     if get_origin(hint) is Literal
 } | {"graft": (None, *get_args(Graft))}
+
+
+def _number(value: object) -> float:
+    """The value, or NaN, which no rule admits, if it is not a number."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number else math.nan  # type: ignore[arg-type]
 
 
 def _require(name: str, value: object, holds: bool, rule: str) -> None:

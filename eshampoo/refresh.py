@@ -26,9 +26,11 @@ class Task:
     bucket: Bucket
     options: Options
     present: list[bool]  # which blocks have a gradient
-    checks: list[int]  # blocks for which t mod F = 0, as far as the host knows
+    clock: list[int]  # t of each block after this step, as far as the host knows
+    checks: dict[int, float]  # τ of the blocks for which t mod F = 0, as far as the host knows
     grad: Tensor | None = None  # [N, …]: G̃ while the criteria are being read
     live: Tensor | None = None  # [N]
+    verdicts: Tensor | None = None  # [N]: what other ranks say of element-wise blocks
     updates: Tensor | None = None  # [N, …]: for other ranks, if the bucket has an exchange
     moving: Tensor | None = None  # [N]
     done: int = 0  # blocks whose update is there
@@ -137,12 +139,12 @@ def _plan(
     """Decide which bases are due, and write it into the books."""
     bucket, o, books = task.bucket, task.options, task.bucket.books
     checks: dict[tuple[int, bool], Check] = {}
-    for slot in task.checks:
+    for slot, tau in task.checks.items():
         t = int(steps[slot])
         if t != bucket.clock[slot]:  # gradients were skipped: the check comes later
             bucket.clock[slot] = t
             continue
-        tau, initial = o.threshold(t), t == 0
+        initial = t == 0
         for k, mode in enumerate(bucket.modes):
             check = checks.setdefault((mode, initial), Check(task, mode, factors[k], initial))
             entry, value = bucket.entry(slot, mode), criteria[k][slot]

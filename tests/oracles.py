@@ -207,7 +207,7 @@ class Oracle:
     maximize: bool = False
 
     correction = "naive"  # EShampoo alone makes it an option
-    moves_D = True  # D lives in the eigenbasis; Shampoo's, the graft's, in parameter space
+    scale_moves = True  # D lives in the eigenbasis; Shampoo's, the graft's, in parameter space
 
     def __post_init__(self):
         self.params = [W.detach().clone().double().contiguous() for W in self.params]
@@ -296,7 +296,7 @@ class Oracle:
             Q_new = Q_new[:, matched(Q.T @ Q_new)]
         if self.correction == "basis_aware":  # D ← (Q_newᵀ Q)^{⊙2} D on this mode
             block.D = mode_product((Q_new.T @ Q) ** 2, block.D, i)
-        elif order is not None and self.moves_D:
+        elif order is not None and self.scale_moves:
             block.D = block.D.index_select(i, order)
         block.Q[i] = Q_new
         return True
@@ -377,7 +377,7 @@ class Shampoo(Oracle):
     graft_scope: str = "parameter"
     eigenvalues: str = "stale"
 
-    moves_D = False
+    scale_moves = False
 
     def directions(self, blocks: list[Block], Gs: list[Tensor]) -> list[Tensor]:
         for block in blocks:

@@ -6,23 +6,10 @@ import numpy as np
 import oracles
 import pytest
 import torch
+from cases import assert_close, problem
 
 GOLD = Path(__file__).parent / "fixtures" / "gold"
 GOLD_TOLERANCE = 2e-5  # float32 recordings
-
-
-def problem(shapes, steps, seed=0, condition=1.0):
-    """Random parameters and `steps` random gradients of well-spread scales for each."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(shape):
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    params = [draw(shape) for shape in shapes]
-    scales = [condition ** draw(shape).clamp(-1, 1) for shape in shapes]
-    return params, [
-        [draw(s) * c for s, c in zip(shapes, scales, strict=True)] for _ in range(steps)
-    ]
 
 
 def trajectory(oracle, grads):
@@ -32,10 +19,6 @@ def trajectory(oracle, grads):
         oracle.step(step)
         points.append(torch.cat([W.flatten() for W in oracle.params]))
     return torch.stack(points)
-
-
-def assert_close(a, b, tolerance=1e-12):
-    torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
 
 
 def dense_root(C, p):

@@ -1,0 +1,142 @@
+"""One case in one process: `python -m benchmarks.case '{"kind": …}'` prints one line of JSON."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import limit, partial, shapes, timing, training
+from .contenders import CONTENDERS, NEVER, OURS, Contender, Stepper
+
+Result = dict[str, Any]
+
+
+def settings(optimizer: Any, **values: object) -> None:  # noqa: ANN401 - any of ours
+    """Write into the param groups of one of our optimizers; they are read at every step."""
+    for group in optimizer.param_groups:
+        group.update(values)
+
+
+def measure(spec: Result) -> Result:
+    """Everything about one optimizer on one set of shapes."""
+    contender: Contender = CONTENDERS[spec["contender"]]
+    timing.warm_up()
+    params = shapes.parameters(spec["shapes"])
+    parameters = sum(p.numel() for p in params)
+    renew = shapes.renewer(params)
+    before, first = timing.resident(), timing.Clock()
+    optimizer = contender.build(params)
+    first.time(optimizer.step)
+    result: Result = {"parameters": parameters, "first": first.summary()}
+    for _ in range(2):
+        renew()
+        optimizer.step()
+    result["peak_bytes_per_parameter"] = (timing.peak() - before) / parameters
+    result["state_bytes_per_parameter"] = timing.state_bytes(optimizer.state, params) / parameters
+    if contender.cycle > 1:
+        return result | _cycles(optimizer, renew, contender.cycle, spec)
+    if spec["contender"] in OURS:
+        return result | _ours(optimizer, params, renew, contender, spec)
+    return result | timing.race(
+        {"plain": optimizer.step}, spec["repetitions"], spec["budget"], before={"plain": renew}
+    )
+
+
+def _cycles(optimizer: Stepper, renew: timing.Action, length: int, spec: Result) -> Result:
+    """Steps of whole cycles: the median is a plain step, the longest of a cycle its refresh."""
+    clock = timing.Clock()
+    cycles = max(2, spec["repetitions"] // length)
+    budget = spec["budget"]
+    while len(clock.wall) < cycles * length:
+        renew()
+        clock.time(optimizer.step)
+        if len(clock.wall) % length == 0 and sum(clock.wall) > budget:
+            break
+    wall = clock.wall
+    runs = [wall[start : start + length] for start in range(0, len(wall), length)]
+    return {
+        "plain": clock.summary(),
+        "refresh": {"wall": median(map(max, runs)), "runs": len(runs)},
+        "cycle": {"wall": median(sum(run) / length for run in runs), "runs": len(runs)},
+    }
+
+
+def _ours(
+    optimizer: Stepper,
+    params: Sequence[Tensor],
+    renew: timing.Action,
+    contender: Contender,
+    spec: Result,
+) -> Result:
+    """Plain and check-only steps beside the limit, and steps at which every factor is due."""
+
+    def plain() -> None:
+        renew()
+        settings(optimizer, frequency=NEVER)
+
+    def check_only() -> None:
+        renew()
+        settings(optimizer, frequency=1, tau=0.999)
+
+    def all_due() -> None:
+        settings(optimizer, frequency=1, tau=0.0)
+
+    before = timing.peak()
+    refresh = timing.race(
+        {"refresh": optimizer.step},
+        min(spec["repetitions"], 5),
+        spec["budget"] / 4,
+        before={"refresh": all_due},
+        least=1,
+    )
+    found = limit.blocks(params)
+    bare = limit.Limit(found, contender.units)
+    stacked = limit.StackedLimit(found, contender.units)
+    actions: dict[str, Callable[[], object]] = {
+        "plain": optimizer.step,
+        "limit": bare.run,
+        "check": optimizer.step,
+        "stacked_limit": stacked.run,
+    }
+    extra = (timing.peak() - before) / sum(p.numel() for p in params)
+    plain()
+    optimizer.step()
+    bare.run()
+    stacked.run()
+    times = timing.race(
+        actions,
+        spec["repetitions"],
+        spec["budget"],
+        before={"plain": plain, "check": check_only},
+    )
+    return (
+        refresh
+        | times
+        | {
+            "multiply_adds": limit.multiply_adds(found, contender.units),
+            "refresh_extra_peak_bytes_per_parameter": extra,
+        }
+    )
+
+
+KINDS: dict[str, Callable[[Result], Result]] = {
+    "measure": measure,
+    "partial": partial.measure,
+    "training": training.measure,
+}
+
+
+def main(argument: str) -> None:
+    spec: Result = {"repetitions": 9, "budget": 30.0, "threads": 2, **json.loads(argument)}
+    timing.use_threads(spec["threads"])
+    result = KINDS[spec["kind"]](spec)
+    result |= {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    sys.stdout.write(json.dumps({"spec": spec, "result": result}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,124 @@
+"""The optimizers that are measured: ours and the peers, each built on a list of parameters."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+NEVER = 10**9
+
+
+class Stepper(Protocol):
+    """What is measured: anything with a step and a state."""
+
+    def step(self) -> object: ...
+
+    @property
+    def state(self) -> Any: ...  # noqa: ANN401 - every library has its own
+
+
+class Pair:
+    """Muon takes matrices only: AdamW beside it for the rest."""
+
+    def __init__(self, matrices: list[Tensor], rest: list[Tensor]) -> None:
+        self.parts: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices)]
+        if rest:
+            self.parts.append(torch.optim.AdamW(rest, foreach=True))
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    @property
+    def state(self) -> list[Any]:
+        return [part.state for part in self.parts]
+
+
+class Contender(NamedTuple):
+    """One row of the tables."""
+
+    title: str
+    build: Callable[[Sequence[Tensor]], Stepper]
+    units: int = 0  # matrix products of a plain step in units of mn(m+n), where we know it
+    cycle: int = 1  # how many steps until everything repeats
+    package: str = "torch"
+
+
+def _ours(name: str, **keywords: Any) -> Callable[[Sequence[Tensor]], Stepper]:  # noqa: ANN401
+    def build(params: Sequence[Tensor]) -> Stepper:
+        import eshampoo
+
+        optimizer: Stepper = getattr(eshampoo, name)(list(params), **keywords)
+        return optimizer
+
+    return build
+
+
+def _muon(params: Sequence[Tensor]) -> Stepper:
+    matrices = [p for p in params if p.dim() == 2]
+    return Pair(matrices, [p for p in params if p.dim() != 2])
+
+
+def _heavyball(compiled: bool) -> Callable[[Sequence[Tensor]], Stepper]:
+    def build(params: Sequence[Tensor]) -> Stepper:
+        import heavyball
+
+        if not compiled:
+            heavyball.utils.compile_mode = None
+        optimizer: Stepper = heavyball.SOAP(list(params), precondition_frequency=10)
+        return optimizer
+
+    return build
+
+
+def _pytorch_optimizer(name: str, **keywords: Any) -> Callable[[Sequence[Tensor]], Stepper]:  # noqa: ANN401
+    def build(params: Sequence[Tensor]) -> Stepper:
+        import pytorch_optimizer
+
+        optimizer: Stepper = getattr(pytorch_optimizer, name)(list(params), **keywords)
+        return optimizer
+
+    return build
+
+
+def _adamw(**keywords: bool) -> Callable[[Sequence[Tensor]], Stepper]:
+    return lambda params: torch.optim.AdamW(list(params), **keywords)
+
+
+CONTENDERS = {
+    "eshampoo": Contender("EShampoo", _ours("EShampoo", frequency=NEVER), 3, package="eshampoo"),
+    "shampoo": Contender(
+        "Shampoo, stale roots, Adam grafting",
+        _ours("Shampoo", frequency=NEVER),
+        2,
+        package="eshampoo",
+    ),
+    "soap": Contender("SOAP", _ours("SOAP"), 3, cycle=10, package="eshampoo"),
+    "adamw_foreach": Contender("torch AdamW, foreach", _adamw(foreach=True)),
+    "adamw_fused": Contender("torch AdamW, fused", _adamw(fused=True)),
+    "muon": Contender("torch Muon (AdamW for the rest)", _muon),
+    "heavyball_soap": Contender(
+        "HeavyBall SOAP, eager", _heavyball(False), cycle=10, package="heavyball"
+    ),
+    "heavyball_soap_compiled": Contender(
+        "HeavyBall SOAP, compiled", _heavyball(True), cycle=10, package="heavyball"
+    ),
+    "po_soap": Contender(
+        "pytorch_optimizer SOAP", _pytorch_optimizer("SOAP"), cycle=10, package="pytorch_optimizer"
+    ),
+    "po_shampoo": Contender(
+        "pytorch_optimizer ScalableShampoo",
+        # Its first 25 steps do nothing but graft: the preconditioned step is what is compared.
+        _pytorch_optimizer(
+            "ScalableShampoo", start_preconditioning_step=1, preconditioning_compute_steps=NEVER
+        ),
+        package="pytorch_optimizer",
+    ),
+}
+
+OURS = tuple(name for name, c in CONTENDERS.items() if c.package == "eshampoo")
+SOAP_PEERS = tuple(
+    name for name, c in CONTENDERS.items() if c.cycle > 1 and c.package != "eshampoo"
+)
+PEERS = tuple(name for name in CONTENDERS if name not in OURS)

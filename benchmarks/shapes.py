@@ -1,0 +1,110 @@
+"""Parameter shapes of the models that are measured; no model is needed, gradients are random."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+def vit(width: int, depth: int, patch: int, classes: int = 10, mlp_ratio: int = 4) -> list[Shape]:
+    """SimpleViT: no class token, fixed position embedding, no bias in the attention.
+
+    >>> from math import prod
+    >>> round(sum(map(prod, vit(384, 12, 16))) / 1e6, 1)
+    21.6
+    """
+    pixels, mlp = 3 * patch**2, mlp_ratio * width
+    shapes: list[Shape] = [(pixels,), (pixels,), (width, pixels), (width,), (width,), (width,)]
+    for _ in range(depth):
+        shapes += [(width,), (width,), (3 * width, width), (width, width)]
+        shapes += [(width,), (width,), (mlp, width), (mlp,), (width, mlp), (width,)]
+    return [*shapes, (width,), (width,), (classes, width), (classes,)]
+
+
+def unet(width: int = 32, levels: int = 4) -> list[Shape]:
+    """A conv U-Net as for MRI: two 3×3 convolutions per level, transposed ones to go up."""
+    widths = [width * 2**level for level in range(levels + 1)]
+    shapes: list[Shape] = []
+    before = 1
+    for channels in widths:  # down, and the bottom
+        shapes += [(channels, before, 3, 3), (channels, channels, 3, 3)]
+        before = channels
+    for channels in reversed(widths[:-1]):  # up: the skip connection doubles the input
+        shapes += [(2 * channels, channels, 2, 2)]
+        shapes += [(channels, 2 * channels, 3, 3), (channels, channels, 3, 3)]
+    return [*shapes, (1, width, 1, 1), (1,)]
+
+
+def llama(width: int = 512, depth: int = 6, vocabulary: int = 8192) -> list[Shape]:
+    """Llama with tied embeddings and SwiGLU of 8/3 width, rounded up to a multiple of 64."""
+    hidden = -(-8 * width // 3 // 64) * 64
+    shapes: list[Shape] = [(vocabulary, width)]
+    for _ in range(depth):
+        shapes += [(width,), *[(width, width)] * 4]
+        shapes += [(width,), (hidden, width), (hidden, width), (width, hidden)]
+    return [*shapes, (width,)]
+
+
+def layers(width: int, count: int) -> list[Shape]:
+    """So many square layers with biases: for growth."""
+    return [(width, width), (width,)] * count
+
+
+MODELS: dict[str, Callable[[], list[Shape]]] = {
+    "vit_s": lambda: vit(384, 12, 16),
+    "vit_192": lambda: vit(192, 6, 16),
+    "vit_64": lambda: vit(64, 4, 8),
+    "unet": unet,
+    "llama": llama,
+}
+
+TITLES = {
+    "vit_s": "SimpleViT-S/16 (384×12, mlp 1536)",
+    "vit_192": "ViT 192×6",
+    "vit_64": "ViT 64×4",
+    "unet": "conv U-Net (32 … 512 channels)",
+    "llama": "Llama 512×6, vocabulary 8192",
+}
+
+WIDTHS = (64, 128, 256, 512, 1024, 2048)
+DEPTHS = (1, 2, 4, 8, 16, 32, 64)
+GROWTH_LAYERS, GROWTH_WIDTH = 4, 128
+
+
+def named(name: str) -> list[Shape]:
+    """The shapes of a model of the table, or "layers:WIDTH:COUNT"."""
+    if name.startswith("layers:"):
+        width, count = name.split(":")[1:]
+        return layers(int(width), int(count))
+    if name not in MODELS:
+        raise ValueError(f"no shapes are called {name!r}; known: {', '.join(MODELS)}")
+    return MODELS[name]()
+
+
+def parameters(name: str, seed: int = 0) -> list[Tensor]:
+    """Parameters with gradients, the same numbers for every optimizer."""
+    generator = torch.Generator().manual_seed(seed)
+    params = []
+    for shape in named(name):
+        p = torch.randn(shape, generator=generator).mul_(0.02).requires_grad_()
+        p.grad = torch.randn(shape, generator=generator).mul_(1e-2)
+        params.append(p)
+    return params
+
+
+def renewer(params: list[Tensor]) -> Callable[[], None]:
+    """A function that gives the parameters their gradients back.
+
+    HeavyBall takes the gradients away in its step and others write into them: without this, the
+    second step of some peers does nothing at all.
+    """
+    kept = [(p, p.grad) for p in params if p.grad is not None]
+    copies = [grad.clone() for _, grad in kept]
+
+    def renew() -> None:
+        for (p, grad), copy in zip(kept, copies, strict=True):
+            p.grad = grad.copy_(copy)
+
+    return renew

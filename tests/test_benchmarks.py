@@ -1,0 +1,59 @@
+"""The benchmark's own arithmetic, and a run of seconds."""
+
+import json
+from math import prod
+
+import pytest
+import torch
+
+from benchmarks import bars, limit, run, shapes, timing
+
+
+def test_the_models_have_the_sizes_that_they_are_named_for():
+    millions = {name: sum(map(prod, shapes.named(name))) / 1e6 for name in shapes.MODELS}
+    assert millions["vit_s"] == pytest.approx(21.5, abs=0.1)
+    assert millions["vit_192"] == pytest.approx(2.8, abs=0.1)
+    assert millions["vit_64"] == pytest.approx(0.21, abs=0.01)
+
+
+def test_every_optimizer_gets_the_same_gradients_back():
+    a, b = shapes.parameters("vit_64"), shapes.parameters("vit_64")
+    renew = shapes.renewer(a)
+    for p in a:
+        p.grad.zero_()
+        p.grad = None
+    renew()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(a, b, strict=True))
+
+
+def test_the_limit_has_as_many_products_as_the_units_say():
+    X = torch.zeros(1536, 384)
+    found = limit.blocks([X, torch.zeros(384)])
+    assert [shape for shape, _ in found] == [(1024, 384), (512, 384)]
+    units = sum(m * n * (m + n) for m, n in ((1024, 384), (512, 384)))
+    assert limit.multiply_adds(found, 3) == 3 * units
+    for kind in (limit.Limit, limit.StackedLimit):
+        products = kind(found, 3).products
+        assert sum(prod(out.shape) * left.shape[-1] for out, left, _ in products) == 3 * units
+
+
+def test_views_of_one_stack_count_once():
+    p = torch.zeros(4)
+    stack = torch.zeros(10)
+    state = {p: {"a": stack[:5], "b": [stack[5:], p]}}
+    assert timing.state_bytes(state, [p]) == 40
+
+
+def test_a_bar_that_was_not_measured_says_so():
+    assert {bar.verdict for bar in bars.all_bars(bars.Results([]))} == {"not measured"}
+    assert bars.Bar("x", 1.2, 1.0, 0.5).verdict == "missed by 20%"
+    assert bars.Bar("x", 0.9, 1.0, 0.5).verdict == "pass"
+
+
+def test_a_quick_run_measures_and_writes(tmp_path, capsys):
+    assert run.main(["--quick", "--threads", "1", "--output", str(tmp_path)]) == 0
+    cases = json.loads((tmp_path / "results.json").read_text())["cases"]
+    assert len(cases) == 4
+    assert all(case["result"]["threads"] == 1 for case in cases)
+    assert cases[-1]["result"]["refreshed"] == {"eigh": 1.0, "partial": 1.0}
+    assert "EShampoo plain step / 3-unit limit, 64×4" in capsys.readouterr().out

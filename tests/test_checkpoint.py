@@ -1,0 +1,307 @@
+"""State that goes out to a file and comes back."""
+
+import copy
+import io
+
+import pytest
+import torch
+from cases import METHODS, assert_same, parameters, problem, run, snapshot, trained
+
+from eshampoo import SOAP, EShampoo, FullMatrixAdam, KLShampoo, Shampoo, schedules
+
+SHAPES = [(4, 4), (4, 4), (6,), (3, 3, 3), (), (7, 5), (0, 3)]
+OPTIONS = {
+    "EShampoo": {"frequency": 3, "tau": 0.1, "max_dim": 5},
+    "Shampoo": {"frequency": 3, "max_dim": 5},
+    "SOAP": {"frequency": 3},
+    "KLShampoo": {"frequency": 3, "max_dim": 5},
+    "FullMatrixAdam": {"frequency": 3, "max_dim": 64},
+}
+
+
+def through_a_file(state_dict):
+    buffer = io.BytesIO()
+    torch.save(state_dict, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("at", [0, 1, 6, 7])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_resumes_bit_for_bit(method, at, dtype):
+    tensors, grads = problem(SHAPES, 14)
+    params = parameters(tensors, dtype)
+    optimizer = METHODS[method](params, **OPTIONS[method])
+    run(optimizer, params, grads[:at])
+    saved, weights = through_a_file(optimizer.state_dict()), copy.deepcopy(params)
+    run(optimizer, params, grads[at:])
+    resumed = METHODS[method](weights, **OPTIONS[method])
+    resumed.load_state_dict(saved)
+    run(resumed, weights, grads[at:])
+    for p, q in zip(params, weights, strict=True):
+        assert torch.equal(p.detach(), q.detach())
+        assert_same(optimizer.state.get(p, {}), resumed.state.get(q, {}))
+    assert optimizer.basis_report() == resumed.basis_report()
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("EShampoo", {"correction": "optimal"}),
+        ("EShampoo", {"vectors": "full", "solver": "partial", "record": True}),
+        ("EShampoo", {"correction": "basis_aware", "solver": "power", "nesterov": True}),
+        ("Shampoo", {"graft": None, "eigenvalues": "fresh"}),
+        ("Shampoo", {"graft": "adagrad", "tau": 0.4}),
+        ("SOAP", {"oversize": "identity", "max_dim": 4}),
+    ],
+)
+def test_other_options_resume_bit_for_bit_too(method, more):
+    options = {**OPTIONS[method], **more}
+    optimizer, params, grads = trained(method, SHAPES, 7, dtype=torch.float32, **options)
+    weights = copy.deepcopy(params)
+    resumed = METHODS[method](weights, **options)
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    run(optimizer, params, grads)
+    run(resumed, weights, grads)
+    assert_same([p.detach() for p in params], [p.detach() for p in weights])
+
+
+def test_state_keeps_its_precision_whatever_the_parameter_has():
+    for dtype, state in [
+        (torch.bfloat16, torch.float32), (torch.float16, torch.float32),
+        (torch.float32, torch.float32), (torch.float64, torch.float64),
+    ]:  # fmt: skip
+        optimizer, *_ = trained("EShampoo", [(4, 4), (3,)], 3, dtype=dtype)
+        saved = through_a_file(optimizer.state_dict())["state"]
+        for values in saved.values():
+            assert values["exp_avg"].dtype == values["exp_avg_sq"].dtype == state
+        assert saved[0]["factor_0"].dtype == saved[0]["basis_0"].dtype == state
+        assert saved[0]["basis_checks"].dtype == torch.int64
+
+
+def test_counters_survive_beyond_what_bfloat16_can_count():
+    (p,) = parameters([torch.ones(2, 2)], torch.bfloat16)
+    options = {"frequency": 1, "tau": 1.0, "merge_dims": False}
+    optimizer = EShampoo([p], **options)
+    run(optimizer, [p], [[torch.eye(2)]] * 1001)
+    other = EShampoo([p], **options)
+    other.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert other.state[p]["step"].item() == 1001
+    assert [r.checks for r in other.basis_report()] == [1001, 1001]
+
+
+def test_a_file_holds_the_state_once():
+    optimizer, params, _ = trained("EShampoo", [(8, 8)] * 20, 2, merge_dims=False)
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    needed = sum(v.numel() * v.element_size() for p in params for v in optimizer.state[p].values())
+    assert buffer.getbuffer().nbytes < 1.5 * needed + 20 * 4000
+
+
+def test_state_is_there_before_the_first_step_and_keyed_by_parameter():
+    tensors, _ = problem(SHAPES, 0)
+    params = parameters(tensors)
+    for method in METHODS:
+        optimizer = METHODS[method](params, **OPTIONS[method])
+        keys = {p: set(optimizer.state[p]) for p in params if p.numel()}
+        assert all({"step", "exp_avg"} <= names for names in keys.values())
+        run(optimizer, params, [[torch.ones_like(p) for p in params]])
+        assert {p: set(optimizer.state[p]) for p in params if p.numel()} == keys
+        assert all(isinstance(p, torch.Tensor) for p in optimizer.state)
+
+
+# AdamW --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"max_dim": 3}, {"vectors": "full"}])
+def test_an_adamw_state_loads_and_continues_as_adamw_until_the_next_basis(options):
+    tensors, grads = problem(SHAPES, 20)
+    params = parameters(tensors)
+    adamw = torch.optim.AdamW(params, 3e-3, (0.8, 0.9), 1e-5, 0.2)
+    run(adamw, params, grads[:7])
+    switched = copy.deepcopy(params)
+    optimizer = EShampoo(switched, frequency=20, tau=0.0, merge_dims=False, **options)
+    optimizer.load_state_dict(through_a_file(adamw.state_dict()))
+    group = optimizer.param_groups[0]
+    found = group["lr"], group["betas"], group["eps"], group["weight_decay"]
+    assert found == (3e-3, (0.8, 0.9), 1e-5, 0.2)
+    assert group["frequency"] == 20
+    for t, step in enumerate(grads[7:], start=8):
+        run(adamw, params, [step])
+        run(optimizer, switched, [step])
+        gap = max((p - q).abs().max() for p, q in zip(params, switched, strict=True) if p.numel())
+        assert gap < 1e-13 if t < 20 else gap > 1e-6, t
+    assert optimizer.basis_computations > 0
+
+
+def test_an_adamw_state_without_steps_and_with_partial_state_loads():
+    tensors, grads = problem([(4, 4), (5,)], 4)
+    params = parameters(tensors)
+    adamw = torch.optim.AdamW(params)
+    EShampoo(params).load_state_dict(adamw.state_dict())
+    run(adamw, params, [[None, G] for _, G in grads])  # the first has no state
+    twin = copy.deepcopy(params)
+    optimizer = EShampoo(twin)
+    optimizer.load_state_dict(adamw.state_dict())
+    run(adamw, params, grads)
+    run(optimizer, twin, grads)
+    for p, q in zip(params, twin, strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-14)
+
+
+def test_an_adamw_state_continues_in_soap_and_in_grafted_shampoo():
+    tensors, grads = problem([(4, 4), (5,)], 12)
+    for optimizer_class in (SOAP, Shampoo):
+        params = parameters(tensors)
+        adamw = torch.optim.AdamW(params)
+        run(adamw, params, grads[:6])
+        optimizer = optimizer_class(params, frequency=50)
+        optimizer.load_state_dict(adamw.state_dict())
+        expected, state = params[0].detach().clone(), adamw.state[params[0]]
+        assert optimizer.state[params[0]]["step"].item() == 6
+        assert torch.equal(optimizer.state[params[0]]["exp_avg"].view(4, 4), state["exp_avg"])
+        run(optimizer, params, grads[6:])
+        assert not torch.equal(expected, params[0].detach())
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+def refused(optimizer, state_dict, *words):
+    before = snapshot(optimizer)
+    untouched = copy.deepcopy(state_dict)
+    with pytest.raises(ValueError) as error:
+        optimizer.load_state_dict(state_dict)
+    for word in words:
+        assert word in str(error.value)
+    assert_same(before, snapshot(optimizer))
+    assert_same(untouched, state_dict)
+
+
+@pytest.mark.parametrize("ours", METHODS)
+@pytest.mark.parametrize("theirs", METHODS)
+def test_a_state_of_another_method_is_refused(ours, theirs):
+    if ours == theirs:
+        return
+    optimizer, *_ = trained(ours, [(4, 4), (3,)], 4, frequency=2)
+    other, *_ = trained(theirs, [(4, 4), (3,)], 4, seed=1, frequency=2)
+    refused(optimizer, other.state_dict(), ours, theirs)
+
+
+REFUSED = {
+    "other shapes": ([(4, 5), (3,)], {}, "shape (4, 4)"),
+    "another order of parameters": ([(3,), (4, 4)], {}, "shape (4, 4)"),
+    "another max_dim": ([(4, 4), (3,)], {"max_dim": 3}, "max_dim"),
+    "no merging": ([(4, 4), (3,)], {"merge_dims": False}, "merge_dims"),
+    "full vectors": ([(4, 4), (3,)], {"vectors": "full"}, "vectors"),
+    "matrices under Adam": ([(4, 4), (3,)], {"matrices": "adam"}, "matrices"),
+    "the optimal correction": ([(4, 4), (3,)], {"correction": "optimal"}, "correction"),
+    "fewer parameters": ([(4, 4)], {}, "[1]"),
+}
+
+
+@pytest.mark.parametrize(("shapes", "options", "word"), REFUSED.values(), ids=REFUSED)
+def test_a_state_that_does_not_fit_is_refused_with_everything_unchanged(shapes, options, word):
+    optimizer, *_ = trained("EShampoo", [(4, 4), (3,)], 4, frequency=2)
+    other, *_ = trained("EShampoo", shapes, 4, seed=1, frequency=2, **options)
+    refused(optimizer, other.state_dict(), word)
+
+
+def test_other_groups_are_refused():
+    params = parameters([torch.ones(4, 4), torch.ones(3)])
+    one, two = EShampoo(params), EShampoo([{"params": [p]} for p in params])
+    refused(one, two.state_dict(), "[1, 1]", "[2]")
+    refused(two, one.state_dict(), "[1, 1]", "[2]")
+
+
+def test_a_state_of_another_optimizer_or_of_other_shapes_of_adamw_is_refused():
+    optimizer, params, grads = trained("EShampoo", [(4, 4), (3,)], 4)
+    sgd = torch.optim.SGD(params, 0.1, momentum=0.9)
+    run(sgd, params, grads[:1])
+    refused(optimizer, sgd.state_dict(), "momentum_buffer", "AdamW")
+    amsgrad = torch.optim.AdamW(params, amsgrad=True)
+    run(amsgrad, params, grads[:1])
+    refused(optimizer, amsgrad.state_dict(), "max_exp_avg_sq")
+    others = parameters([torch.ones(4, 5), torch.ones(3)])
+    adamw = torch.optim.AdamW(others)
+    run(adamw, others, [[torch.ones(4, 5), torch.ones(3)]])
+    refused(optimizer, adamw.state_dict(), "(4, 5)", "(4, 4)")
+    for optimizer_class in (KLShampoo, FullMatrixAdam):
+        options = {"correction": "optimal"} if optimizer_class is FullMatrixAdam else {}
+        adamw = torch.optim.AdamW(params)
+        run(adamw, params, grads[:1])
+        refused(optimizer_class(params, **options), adamw.state_dict(), "second moment")
+
+
+def test_a_bad_value_in_a_saved_group_is_refused():
+    optimizer, *_ = trained("EShampoo", [(4, 4)], 4)
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["frequency"] = 0
+    refused(optimizer, saved, "frequency=0")
+
+
+# Schedules, hooks and names -----------------------------------------------------------------------
+
+
+def test_a_schedule_of_tau_survives_loading_and_is_no_code_in_the_file():
+    tau = schedules.piecewise((5,), (0.0, 1.0))
+    options = {"frequency": 1, "merge_dims": False, "tau": tau}
+    optimizer, params, grads = trained("EShampoo", [(4, 4)], 3, **options)
+    saved = through_a_file(optimizer.state_dict())
+    assert optimizer.param_groups[0]["tau"] is tau
+    resumed = EShampoo(params, **options)
+    resumed.load_state_dict(saved)
+    assert resumed.param_groups[0]["tau"] == tau
+    run(resumed, params, grads + grads)
+    assert [r.computations for r in resumed.basis_report()] == [4, 4]
+
+
+def test_a_state_with_a_schedule_loads_where_tau_is_a_number():
+    params = parameters([torch.ones(4, 4)])
+    saved = EShampoo(params, tau=schedules.constant(0.3)).state_dict()
+    optimizer = EShampoo(params, tau=0.2)
+    optimizer.load_state_dict(through_a_file(saved))
+    assert optimizer.param_groups[0]["tau"] == 0.2
+
+
+def test_loading_copies_what_it_takes():
+    params = parameters([torch.ones(4, 4)])
+    optimizer, other = (EShampoo(params, lr=torch.tensor(lr)) for lr in (0.1, 0.2))
+    other.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups[0]["lr"].fill_(0.7)
+    assert other.param_groups[0]["lr"].item() == pytest.approx(0.1)
+
+
+def test_the_hyperparameters_of_the_state_are_taken():
+    params = parameters([torch.ones(4, 4), torch.ones(3)])
+    groups = [{"params": params[:1], "lr": 0.5, "tau": 0.3}, {"params": params[1:], "kind": "v"}]
+    saved = EShampoo(groups, betas=(0.1, 0.2), frequency=7).state_dict()
+    optimizer = EShampoo([{"params": [p]} for p in params])
+    optimizer.load_state_dict(state_dict=through_a_file(saved))
+    first, second = optimizer.param_groups
+    assert (first["lr"], first["tau"], first["betas"], first["frequency"]) == (
+        0.5, 0.3, (0.1, 0.2), 7
+    )  # fmt: skip
+    assert (second["lr"], second["kind"]) == (1e-3, "v")
+    assert first["params"][0] is params[0]
+
+
+def test_the_hooks_of_loading_and_saving_run():
+    optimizer, params, _ = trained("EShampoo", [(4, 4)], 3)
+    seen = []
+    optimizer.register_state_dict_pre_hook(lambda o: seen.append("before saving"))
+    optimizer.register_state_dict_post_hook(lambda o, s: seen.append("after saving"))
+    optimizer.register_load_state_dict_pre_hook(lambda o, s: seen.append("before loading"))
+    optimizer.register_load_state_dict_post_hook(lambda o: seen.append("after loading"))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == ["before saving", "after saving", "before loading", "after loading"]
+
+    def other_lr(_, state_dict):
+        groups = [{**group, "lr": 0.25} for group in state_dict["param_groups"]]
+        return {**state_dict, "param_groups": groups}
+
+    other = EShampoo(params)
+    other.register_load_state_dict_pre_hook(other_lr)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["lr"] == 0.25

@@ -1,0 +1,69 @@
+"""The recorded trajectories of the authors' implementations, to their own rounding."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cases import METHODS, Pair, feed, parameters
+
+GOLD = Path(__file__).parent / "fixtures" / "gold"
+TOLERANCE = 2e-5  # float32 recordings
+
+BLOCKS = {"lr": 1e-2, "betas": (0.9, 0.95), "tau": 0.0, "max_dim": 16}
+RECORDED = {
+    "eshampoo_f4": ("EShampoo", {**BLOCKS, "frequency": 4}),
+    "eshampoo_blocks_conv": ("EShampoo", {**BLOCKS, "frequency": 5}),
+    "shampoo_adamgraft_f5": ("Shampoo", {**BLOCKS, "frequency": 5}),
+    "soap_f10": ("SOAP", {}),
+}
+
+
+class Recording:
+    """Initial parameters, given gradients, and where the parameters went."""
+
+    def __init__(self, name):
+        data = np.load(GOLD / f"{name}.npz")
+        self.names = [key.removeprefix("init.") for key in data.files if key.startswith("init.")]
+        self.init = [torch.tensor(data[f"init.{n}"]) for n in self.names]
+        self.steps = data["steps"].tolist()
+        gradients = [torch.tensor(data[f"grad.{n}"]) for n in self.names]
+        self.grads = list(zip(*gradients, strict=True))
+        recorded = [torch.tensor(data[f"param.{n}"]) for n in self.names]
+        self.params = {t: [W[k] for W in recorded] for k, t in enumerate(self.steps)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_library_follows_the_recorded_trajectories(name, dtype):
+    recording = Recording(name)
+    method, options = RECORDED[name]
+    params = parameters(recording.init, dtype)
+    optimizer = METHODS[method](params, **options)
+    seen = 0
+    for t, grads in enumerate(recording.grads, start=1):
+        feed(params, grads)
+        optimizer.step()
+        for label, W, expected in zip(
+            recording.names, params, recording.params.get(t, [None] * len(params)), strict=True
+        ):
+            if expected is not None:
+                seen += 1
+                torch.testing.assert_close(
+                    W.detach().float(),
+                    expected,
+                    rtol=0,
+                    atol=TOLERANCE,
+                    msg=lambda m, label=label, t=t: f"{label} after step {t}: {m}",
+                )
+    assert seen == len(recording.names) * len(recording.steps)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_in_float64_the_library_is_the_oracle_on_the_recorded_gradients(name):
+    recording = Recording(name)
+    method, options = RECORDED[name]
+    pair = Pair(method, recording.init, **options)
+    for t, grads in enumerate(recording.grads, start=1):
+        pair.step([G.double() for G in grads])
+        pair.assert_equal(1e-9, f"after step {t}")

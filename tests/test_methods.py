@@ -1,0 +1,544 @@
+"""Every method against its oracle: shapes, orders, blockings, options, groups, live changes."""
+
+import math
+
+import oracles
+import pytest
+import torch
+from cases import (
+    BALANCED,
+    COMMON,
+    FULL_RANK,
+    LAYOUTS,
+    METHODS,
+    SHAPES,
+    Pair,
+    assert_close,
+    compare,
+    feed,
+    full_rank_after,
+    parameters,
+    problem,
+    run,
+)
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from eshampoo import EShampoo, FullMatrixAdam, KLShampoo, Shampoo, schedules
+
+TWO_CHECKS = 2 * FULL_RANK + 2
+
+
+# Shapes and blockings -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo", "KLShampoo"])
+def test_every_order_and_every_blocking_follows_the_oracle(method, layout):
+    options = {"tau": 0.0, "vectors": "full", **LAYOUTS[layout]}
+    tensors, _ = problem(SHAPES, 0)
+    frequency = full_rank_after(getattr(oracles, method)(tensors, **options))
+    compare(method, SHAPES, 2 * frequency + 2, frequency=frequency, **options)
+
+
+@pytest.mark.parametrize("layout", ["not merged", "oversize identity", "ragged blocks"])
+def test_soap_follows_the_oracle_for_every_order_and_blocking(layout):
+    shapes = BALANCED if layout != "oversize identity" else [*BALANCED, (3, 9), (9, 3), (2, 9, 2)]
+    compare("SOAP", shapes, 25, frequency=4, **LAYOUTS[layout])
+
+
+def test_full_matrix_adam_follows_the_oracle_for_every_order():
+    compare("FullMatrixAdam", SHAPES, TWO_CHECKS, tau=0.0, frequency=FULL_RANK, vectors="full")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_missing_gradient_leaves_its_parameter_and_its_clock_alone(method):
+    shapes = BALANCED if method == "SOAP" else SHAPES
+    layout = {} if method == "FullMatrixAdam" else LAYOUTS["not merged"]
+    missing = {(1, 0), (2, 4), (3, 4), (7, 2), (8, 3), (9, 3), (10, 3), (20, 5), (27, 4), (30, 5)}
+    missing |= {(t, 6) for t in range(1, 20)}
+    options = {"tau": 0.0, "frequency": 7 if layout else FULL_RANK, **layout}
+    compare(method, shapes, 2 * FULL_RANK + 4, missing=missing, **options)
+
+
+def test_stacks_larger_than_a_part_are_worked_on_in_parts(monkeypatch):
+    monkeypatch.setattr("eshampoo.bucket.PART_BYTES", {"cpu": 300})
+    for method in ("EShampoo", "Shampoo"):
+        compare(
+            method, [(3, 4)] * 5 + [(7, 5)], 12, tau=0.0, frequency=4, missing={(2, 1)},
+            merge_dims=False, max_dim=4,
+        )  # fmt: skip
+
+
+# Options ------------------------------------------------------------------------------------------
+
+ESHAMPOO_OPTIONS = {
+    "no decay": {"weight_decay": 0.0},
+    "no momentum": {"betas": (0.0, 0.95)},
+    "no memory": {"betas": (0.9, 0.0), "vectors": "adam", "eps": 0.1},
+    "a large eps": {"eps": 0.3},
+    "no eps": {"eps": 0.0},
+    "the adagrad sum": {"betas": (0.9, 1.0)},
+    "the adagrad sum of the factors alone": {"betas": (0.9, 1.0), "beta3": 0.9},
+    "beta3": {"beta3": 0.8},
+    "a sum in D alone": {"beta3": 1.0},
+    "nesterov": {"nesterov": True},
+    "nesterov without momentum": {"nesterov": True, "betas": (0.0, 0.9)},
+    "maximize": {"maximize": True},
+    "basis aware": {"correction": "basis_aware"},
+    "basis aware power": {"correction": "basis_aware", "solver": "power"},
+    "basis aware qr": {"correction": "basis_aware", "solver": "qr", "tau": 0.1},
+    "basis aware partial": {"correction": "basis_aware", "solver": "partial", "tau": 0.1},
+    "optimal": {"correction": "optimal"},
+    "optimal with the sum": {"correction": "optimal", "betas": (0.9, 1.0)},
+    "optimal partial": {"correction": "optimal", "solver": "partial", "tau": 0.1},
+    "optimal with beta3 of plain Adam": {"correction": "optimal", "beta3": 0.8},
+    "qr": {"solver": "qr", "tau": 0.1},
+    "few qr iterations": {"solver": "qr", "tau": 0.01, "qr_iterations": 2},
+    "power": {"solver": "power"},
+    "partial": {"solver": "partial", "tau": 0.2},
+    "partial to a small rest": {"solver": "partial", "tau": 0.2, "refresh_to": 0.1},
+    "partial at tau 0": {"solver": "partial", "tau": 0.0},
+    "matched slots": {"slots": "match"},
+    "matched slots in qr": {"slots": "match", "solver": "qr", "tau": 0.1},
+    "matched slots in partial": {"slots": "match", "solver": "partial", "tau": 0.1},
+    "matched slots in power": {"slots": "match", "solver": "power"},
+    "tau in the middle": {"tau": 0.3},
+    "a schedule of tau": {"tau": schedules.piecewise((30,), (0.0, 1.0))},
+    "a line of tau": {"tau": schedules.linear(0.0, 0.5, 40)},
+    "matrices under Adam": {"matrices": "adam", "vectors": "full"},
+}
+
+
+@pytest.mark.parametrize("options", ESHAMPOO_OPTIONS.values(), ids=ESHAMPOO_OPTIONS)
+def test_every_option_of_eshampoo_follows_the_oracle(options):
+    shapes = [(6,), (), (5, 4), (3, 2, 3), (12,)]
+    base = {"tau": 0.0, "frequency": 13, "merge_dims": False, "vectors": "full"}
+    compare("EShampoo", shapes, 30, tolerance=1e-9, **{**base, **options})
+
+
+@pytest.mark.parametrize("solver", ["eigh", "qr", "power", "partial"])
+@pytest.mark.parametrize("slots", ["rank", "match"])
+def test_large_factors_follow_the_oracle_with_every_solver(solver, slots):
+    options = {"tau": 0.15, "frequency": 4, "solver": solver, "slots": slots}
+    pair = compare("EShampoo", [(30, 21), (21, 30)], 16, tolerance=1e-9, **options, max_dim=64)
+    assert pair.optimizer.basis_computations > 8
+
+
+SHARED_OPTIONS = [
+    "no decay",
+    "a large eps",
+    "the adagrad sum",
+    "nesterov",
+    "maximize",
+    "qr",
+    "power",
+]
+
+
+@pytest.mark.parametrize("name", [*SHARED_OPTIONS, "partial", "matched slots", "tau in the middle"])
+@pytest.mark.parametrize("method", ["Shampoo", "KLShampoo", "SOAP", "FullMatrixAdam"])
+def test_the_common_options_follow_the_oracle_in_every_method(method, name):
+    base = {"tau": 0.0, "frequency": 13, "vectors": "full"}
+    shapes = [(6,), (), (5, 4), (12,), (3, 2, 3)]
+    if method == "FullMatrixAdam":
+        shapes = [(6,), (), (3, 4), (2, 3, 2)]
+    elif method == "SOAP":
+        base["vectors"] = "adam"
+        shapes = BALANCED
+    if method != "FullMatrixAdam":
+        base["merge_dims"] = False
+    compare(method, shapes, 30, tolerance=1e-9, **{**base, **ESHAMPOO_OPTIONS[name]})
+
+
+@pytest.mark.parametrize("scope", ["block", "parameter"])
+@pytest.mark.parametrize("graft", [None, "adam", "rmsprop", "adagrad", "sgd"])
+@pytest.mark.parametrize("trace_scaling", [False, True])
+@pytest.mark.parametrize("variant", ["shampoo", "shampoo2"])
+def test_every_shampoo_follows_the_oracle(variant, trace_scaling, graft, scope):
+    for eigenvalues, tau in [("stale", 0.0), ("stale", 0.4), ("fresh", 0.4)]:
+        compare(
+            "Shampoo",
+            [(5, 4), (2, 3, 2), (7, 3)],
+            9,
+            tolerance=1e-9,
+            variant=variant,
+            trace_scaling=trace_scaling,
+            graft=graft,
+            graft_scope=scope,
+            eigenvalues=eigenvalues,
+            tau=tau,
+            frequency=4,
+            merge_dims=False,
+            max_dim=6,
+            eps=1e-6,
+        )
+
+
+# Live values --------------------------------------------------------------------------------------
+
+CHANGES = {
+    "lr": {"lr": 0.05},
+    "betas": {"betas": (0.5, 0.7)},
+    "eps": {"eps": 0.1},
+    "weight_decay": {"weight_decay": 0.5},
+    "tau": {"tau": 1.0},
+    "a schedule of tau": {"tau": schedules.constant(0.2)},
+    "frequency": {"frequency": 4},
+    "nesterov": {"nesterov": True},
+    "maximize": {"maximize": True},
+    "solver": {"solver": "qr", "tau": 0.05},
+    "power": {"solver": "power"},
+    "partial": {"solver": "partial", "tau": 0.3},
+    "slots": {"slots": "match"},
+}
+ONLY_ESHAMPOO = {"beta3": {"beta3": 0.5}, "correction": {"correction": "basis_aware"}}
+ONLY_SHAMPOO = {
+    "variant": {"variant": "shampoo2"},
+    "trace_scaling": {"trace_scaling": True},
+    "eigenvalues": {"eigenvalues": "fresh", "tau": 1.0},
+    "graft": {"graft": "rmsprop"},
+    "graft_scope": {"graft_scope": "block"},
+}
+LIVE = [
+    (method, name, change)
+    for method, more in {
+        "EShampoo": ONLY_ESHAMPOO, "Shampoo": ONLY_SHAMPOO, "KLShampoo": {}, "SOAP": {}
+    }.items()
+    for name, change in {**CHANGES, **more}.items()
+    # Slots matter to D alone, and SOAP's solver is the power step.
+    if method == "EShampoo" or name not in ("slots", "power" if method == "SOAP" else "slots")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "name", "change"), LIVE, ids=[f"{m}-{n}" for m, n, _ in LIVE])
+def test_a_value_written_into_the_group_takes_effect_at_the_next_step(method, name, change):
+    shapes = BALANCED if method == "SOAP" else [(4, 4), (6,), (7, 3)]
+    options = {"tau": 0.0, "frequency": 6, "merge_dims": False, "max_dim": 5}
+    if method == "SOAP":
+        options["max_dim"] = 50
+    tensors, grads = problem(shapes, 22, condition=3.0)
+    changed, kept = (Pair(method, tensors, **{**COMMON, **options}) for _ in range(2))
+    for t, step in enumerate(grads):
+        if t == 9:
+            changed.change(**change)
+        changed.step(step)
+        kept.step(step)
+        changed.assert_equal(1e-9, f"after step {t + 1}")
+    gap = max((a - b).abs().max() for a, b in zip(changed.params, kept.params, strict=True))
+    assert gap > 1e-6, f"{name} had no effect, so the test shows nothing"
+
+
+def test_groups_with_options_of_their_own_are_optimizers_of_their_own():
+    tensors, grads = problem([(4, 3), (3, 4), (5,), (4, 3)], 26, condition=3.0)
+    params = parameters(tensors)
+    options = [
+        {"tau": 0.0, "frequency": 3, "lr": 1e-2},
+        {"tau": 0.4, "frequency": 4, "solver": "qr", "betas": (0.5, 0.9)},
+        {"vectors": "full", "frequency": 6, "beta3": 0.8, "nesterov": True},
+        {"correction": "optimal", "frequency": 2, "maximize": True, "weight_decay": 0.3},
+    ]
+    common = {"merge_dims": False, "eps": 1e-7}
+    optimizer = EShampoo(
+        [{"params": [p], **o} for p, o in zip(params, options, strict=True)], **common
+    )
+    separate = [
+        oracles.EShampoo([W], **{**common, **o}) for W, o in zip(tensors, options, strict=True)
+    ]
+    for step in grads:
+        feed(params, step)
+        optimizer.step()
+        for oracle, G in zip(separate, step, strict=True):
+            oracle.step([G])
+    for W, oracle in zip(params, separate, strict=True):
+        assert_close(W.detach(), oracle.params[0], 1e-10)
+
+
+def test_float32_stays_near_the_oracle():
+    tensors, grads = problem([(8, 6), (5, 7)], 60, condition=3.0)
+    pair = Pair("EShampoo", tensors, torch.float32, tau=0.1, frequency=5, lr=1e-2, merge_dims=False)
+    for step in grads:
+        pair.step([G.float() for G in step])
+    assert 0 < pair.distance() < 5e-5
+
+
+# Anything at all ----------------------------------------------------------------------------------
+
+SHAPE = st.lists(st.integers(1, 4), max_size=4).map(tuple).filter(lambda s: math.prod(s) <= 24)
+COMMON_OPTIONS = {
+    "betas": st.sampled_from([(0.9, 0.95), (0.0, 0.9), (0.9, 1.0)]),
+    "eps": st.sampled_from([1e-8, 1e-3]),
+    "weight_decay": st.sampled_from([0.0, 0.2]),
+    "solver": st.sampled_from(["eigh", "qr", "power", "partial"]),
+    "slots": st.sampled_from(["rank", "match"]),
+    "tau": st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+    "refresh_to": st.sampled_from([0.2, 1.0]),
+    "qr_iterations": st.integers(1, 6),
+    "vectors": st.sampled_from(["adam", "full"]),
+    "matrices": st.sampled_from(["kronecker", "kronecker", "adam"]),
+    "max_dim": st.integers(2, 24),
+    "merge_dims": st.booleans(),
+    "oversize": st.sampled_from(["split", "identity"]),
+    "nesterov": st.booleans(),
+    "maximize": st.booleans(),
+}
+OWN_OPTIONS = {
+    "EShampoo": {
+        "beta3": st.sampled_from([None, 0.5, 1.0]),
+        "correction": st.sampled_from(["naive", "basis_aware", "optimal"]),
+    },
+    "Shampoo": {
+        "variant": st.sampled_from(["shampoo", "shampoo2"]),
+        "trace_scaling": st.booleans(),
+        "graft": st.sampled_from([None, "adam", "rmsprop", "adagrad", "sgd"]),
+        "graft_scope": st.sampled_from(["block", "parameter"]),
+        "eigenvalues": st.sampled_from(["stale", "fresh"]),
+    },
+    "KLShampoo": {},
+    "SOAP": {},
+}
+ANY = st.sampled_from(list(OWN_OPTIONS)).flatmap(
+    lambda m: st.tuples(st.just(m), st.fixed_dictionaries({**COMMON_OPTIONS, **OWN_OPTIONS[m]}))
+)
+
+
+@settings(max_examples=70, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    case=ANY,
+    shapes=st.lists(SHAPE, min_size=1, max_size=4),
+    extra=st.integers(0, 2),
+    missing=st.sets(st.tuples(st.integers(1, 20), st.integers(0, 3)), max_size=6),
+    seed=st.integers(0, 99),
+)
+def test_any_shapes_with_any_options_follow_the_oracle(case, shapes, extra, missing, seed):
+    method, options = case
+    tensors, _ = problem(shapes, 0)
+    needed = full_rank_after(getattr(oracles, method)(tensors, **options))
+    assume(method != "SOAP" or needed == 1)
+    if needed > 1 and method == "KLShampoo":
+        # Before full rank λ is ε in places, and 1/ε magnifies every rounding.
+        options["eps"] = 1e-3
+    frequency = needed + extra
+    steps = min(2 * frequency + 3, 60)
+    compare(
+        method, shapes, steps, 1e-7, missing, seed=seed, **{**options, "frequency": frequency}
+    )  # fmt: skip
+
+
+# Reductions ---------------------------------------------------------------------------------------
+
+ADAMW_CASES = {
+    "defaults": {},
+    "decay": {"weight_decay": 0.3},
+    "maximize": {"maximize": True, "weight_decay": 0.1},
+    "betas": {"betas": (0.5, 0.8), "eps": 1e-3},
+}
+
+
+def gap_to_adamw(optimizer_class, shapes, steps, dtype, options, **more):
+    tensors, grads = problem(shapes, steps)
+    ours, theirs = parameters(tensors, dtype), parameters(tensors, dtype)
+    run(optimizer_class(ours, **options, **more), ours, grads)
+    run(torch.optim.AdamW(theirs, **options), theirs, grads)
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("options", ADAMW_CASES.values(), ids=ADAMW_CASES)
+def test_eshampoo_before_the_first_basis_is_adamw(options, dtype):
+    gap = gap_to_adamw(EShampoo, SHAPES, 30, dtype, {"lr": 1e-2, **options}, frequency=31)
+    assert gap < (1e-14 if dtype == torch.float64 else 5e-6)
+
+
+def test_eshampoo_leaves_adamw_with_the_first_basis():
+    options = {"lr": 1e-2}
+    one, two = (
+        gap_to_adamw(EShampoo, [(5, 4)], t, torch.float64, options, frequency=30, tau=0.0)
+        for t in (29, 30)
+    )
+    assert one < 1e-14
+    assert two > 1e-5
+
+
+@pytest.mark.parametrize("options", ADAMW_CASES.values(), ids=ADAMW_CASES)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo", "KLShampoo"])
+def test_with_vectors_and_matrices_under_adam_every_method_is_adamw_for_ever(method, options):
+    kinds = {"vectors": "adam", "matrices": "adam", "frequency": 1, "tau": 0.0}
+    gap = gap_to_adamw(METHODS[method], SHAPES, 60, torch.float64, {"lr": 1e-2, **options}, **kinds)
+    assert gap < 1e-13
+
+
+def orthogonal_design(shape, generator):
+    """Rank-one gradients whose outer products add up to a Kronecker product A."""
+    directions = []
+    for d in shape:
+        Q = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64)).Q
+        directions.append(Q * (0.5 + torch.rand(d, generator=generator, dtype=torch.float64)))
+    grads = []
+    for index in torch.cartesian_prod(*[torch.arange(d) for d in shape]).view(-1, len(shape)):
+        G = torch.ones((), dtype=torch.float64)
+        for Q, i in zip(directions, index.tolist(), strict=True):
+            G = torch.tensordot(G, Q[:, i], dims=0)
+        grads.append(G)
+    return grads
+
+
+def dense_power(A, p):
+    λ, Q = torch.linalg.eigh(A)
+    return Q @ torch.diag(λ**p) @ Q.T
+
+
+@pytest.mark.parametrize("beta2", [1.0, 0.9])
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (4, 2), (2, 3, 2)])
+def test_on_a_kronecker_structured_matrix_trace_scaled_shampoo2_is_full_matrix_adam(
+    shape, beta2, generator
+):
+    grads = orthogonal_design(shape, generator)
+    T = len(grads)
+    if beta2 < 1:  # undo the weights of the average
+        grads = [G * beta2 ** (-(T - 1 - t) / 2) for t, G in enumerate(grads)]
+    W = torch.randn(shape, generator=generator, dtype=torch.float64)
+    (kronecker,), (full,) = parameters([W]), parameters([W])
+    common = {"lr": 1.0, "betas": (0.0, beta2), "weight_decay": 0.0, "eps": 0.0, "frequency": T}
+    shampoo = Shampoo(
+        [kronecker], variant="shampoo2", trace_scaling=True, graft=None, merge_dims=False,
+        vectors="full", **common,
+    )  # fmt: skip
+    adam = FullMatrixAdam([full], tau=0.0, correction="optimal", **common)
+    for t, G in enumerate(grads, start=1):
+        before = kronecker.detach().clone(), full.detach().clone()
+        feed([kronecker], [G])
+        feed([full], [G])
+        shampoo.step()
+        # Before A has full rank, full-matrix Adam divides by zero without ε.
+        adam.param_groups[0]["eps"] = 0.0 if t == T else 1.0
+        adam.step()
+    g = torch.stack([G.flatten() for G in grads])
+    weights = beta2 ** torch.arange(T - 1, -1, -1, dtype=torch.float64)
+    weights = weights * (1 - beta2) / (1 - beta2**T) if beta2 < 1 else weights
+    A = g.T @ torch.diag(weights) @ g
+    expected = (dense_power(A, -0.5) @ g[-1]).view(shape)
+    assert_close(before[0] - kronecker.detach(), expected, 1e-9)
+    assert_close(before[1] - full.detach(), expected, 1e-9)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"tau": 0.0}, {"correction": "basis_aware"}, {"beta3": 0.5, "solver": "qr"}]
+)
+def test_eshampoo_of_order_one_is_full_matrix_adam(options):
+    tensors, grads = problem([(7,), (5,), (4, 2)], 30)
+    ours, theirs = parameters(tensors), parameters(tensors)
+    run(EShampoo(ours, vectors="full", frequency=9, **options), ours, grads)
+    run(FullMatrixAdam(theirs, frequency=9, **options), theirs, grads)
+    for a, b in zip(ours, theirs, strict=True):
+        assert_close(a.detach(), b.detach(), 1e-14)
+
+
+def steps_against_dense(optimizer_class, d, frequency, beta1, eps, **options):
+    """Triples (change of w, A, m) at every step with a fresh basis, A and m bias-corrected."""
+    tensors, grads = problem([(d,)], 3 * max(frequency, d))
+    (w,) = parameters(tensors)
+    optimizer = optimizer_class(
+        [w], 1.0, (beta1, 0.9), eps, 0.0, frequency=frequency, tau=0.0, **options
+    )
+    A, m = torch.zeros(d, d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64)
+    for t, (g,) in enumerate(grads, start=1):
+        before = w.detach().clone()
+        feed([w], [g])
+        optimizer.step()
+        A, m = 0.9 * A + 0.1 * torch.outer(g, g), beta1 * m + (1 - beta1) * g
+        if t % frequency == 0 and t >= d:
+            yield before - w.detach(), A / (1 - 0.9**t), m / (1 - beta1**t)
+
+
+@pytest.mark.parametrize("variant", ["shampoo", "shampoo2"])
+@pytest.mark.parametrize("trace_scaling", [False, True])
+def test_shampoo_of_order_one_is_the_dense_inverse_root_whatever_its_variant(
+    variant, trace_scaling
+):
+    options = {"variant": variant, "trace_scaling": trace_scaling, "graft": None, "vectors": "full"}
+    found = list(steps_against_dense(Shampoo, 6, 7, 0.8, 0.0, **options))
+    assert len(found) == 3
+    for change, A, m in found:
+        assert_close(change, dense_power(A, -0.5) @ m, 1e-10)
+
+
+def test_kl_shampoo_of_order_one_is_the_dense_inverse_root():
+    damping = 1e-4 * torch.eye(6, dtype=torch.float64)
+    for change, A, m in steps_against_dense(KLShampoo, 6, 7, 0.8, 1e-4, vectors="full"):
+        assert_close(change, dense_power(A + damping, -0.5) @ m, 1e-10)
+
+
+def test_full_matrix_adam_with_a_fresh_optimal_basis_is_the_dense_inverse_root():
+    found = list(steps_against_dense(FullMatrixAdam, 6, 1, 0.8, 1e-8, correction="optimal"))
+    assert len(found) == 13
+    for change, A, m in found:
+        damped = dense_power(A, 0.5) + 1e-8 * torch.eye(6, dtype=torch.float64)
+        assert_close(change, torch.linalg.solve(damped, m), 1e-10)
+
+
+def test_soap_only_observes_its_first_gradient():
+    tensors, grads = problem([(3, 3), (4,)], 2)
+    params = parameters(tensors)
+    optimizer = METHODS["SOAP"](params, weight_decay=0.5)
+    run(optimizer, params, grads[:1])
+    for W, p in zip(tensors, params, strict=True):
+        assert torch.equal(W, p.detach())
+        assert optimizer.state[p]["step"].sum() == 0
+    run(optimizer, params, grads[1:])
+    for W, p in zip(tensors, params, strict=True):
+        assert not torch.equal(W, p.detach())
+        assert optimizer.state[p]["step"].sum() == 1
+
+
+def test_the_defaults_are_those_of_the_design():
+    p = [torch.nn.Parameter(torch.ones(2))]
+    adamw = torch.optim.AdamW(p).defaults
+    for name in ("EShampoo", "Shampoo", "KLShampoo", "FullMatrixAdam"):
+        defaults = METHODS[name](p).defaults
+        for key in ("lr", "betas", "eps", "weight_decay", "maximize"):
+            assert defaults[key] == adamw[key], (name, key)
+    expected = {
+        "EShampoo": {
+            "tau": 0.1,
+            "frequency": 50,
+            "solver": "eigh",
+            "slots": "rank",
+            "refresh_to": 0.5,
+            "qr_iterations": 10,
+            "beta3": None,
+            "correction": "naive",
+            "vectors": "adam",
+            "matrices": "kronecker",
+            "max_dim": 1024,
+            "oversize": "split",
+            "merge_dims": True,
+            "nesterov": False,
+            "process_group": None,
+            "nonfinite": "skip",
+            "record": False,
+        },
+        "Shampoo": {
+            "tau": 0.0,
+            "frequency": 100,
+            "variant": "shampoo",
+            "trace_scaling": False,
+            "graft": "adam",
+            "graft_scope": "parameter",
+            "eigenvalues": "stale",
+        },
+        "KLShampoo": {"tau": 0.0, "frequency": 10},
+        "SOAP": {
+            "lr": 3e-3,
+            "betas": (0.95, 0.95),
+            "tau": 0.0,
+            "frequency": 10,
+            "solver": "power",
+            "merge_dims": False,
+            "max_dim": 10000,
+            "oversize": "identity",
+        },
+        "FullMatrixAdam": {"max_dim": 1024},
+    }
+    for name, values in expected.items():
+        assert {key: METHODS[name](p).defaults[key] for key in values} == values, name

@@ -1,0 +1,216 @@
+"""Gradients with NaN or Inf, and decompositions that fail."""
+
+import pytest
+import torch
+from cases import METHODS, assert_close, assert_same, feed, parameters, problem, run, snapshot
+
+NAN, INF = float("nan"), float("inf")
+SHAPES = [(4, 4), (4, 4), (6,), (3, 3, 3), ()]
+OPTIONS = {
+    method: {"frequency": 3, "tau": 0.0, "vectors": "full", "merge_dims": False}
+    for method in METHODS
+}
+OPTIONS["SOAP"]["vectors"] = "adam"
+del OPTIONS["FullMatrixAdam"]["merge_dims"]
+
+
+def spoilt(G, value):
+    """The gradient with one bad entry."""
+    G = G.clone()
+    G.view(-1)[-1] = value
+    return G
+
+
+def state_of(optimizer, p, but=("skipped",)):
+    return {key: v.clone() for key, v in optimizer.state[p].items() if key not in but}
+
+
+@pytest.mark.parametrize("frequency", [1, 3])
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_skipped_block_keeps_every_bit_while_the_others_move(method, value, frequency):
+    tensors, grads = problem(SHAPES, 9)
+    params = parameters(tensors)
+    optimizer = METHODS[method](params, **{**OPTIONS[method], "frequency": frequency})
+    run(optimizer, params, grads[:5])
+    for t, step in enumerate(grads[5:]):
+        bad = t % 3
+        before = params[bad].detach().clone(), state_of(optimizer, params[bad])
+        others = [p.detach().clone() for p in params]
+        feed(params, [spoilt(G, value) if i == bad else G for i, G in enumerate(step)])
+        optimizer.step()
+        assert_same(before, (params[bad].detach(), state_of(optimizer, params[bad])))
+        for i, (old, p) in enumerate(zip(others, params, strict=True)):
+            assert torch.equal(old, p.detach()) == (i == bad), i
+    assert sum(int(optimizer.state[p]["skipped"].sum()) for p in params) == 4
+
+
+@pytest.mark.parametrize("frequency", [1, 2, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_skipped_gradient_is_a_missing_gradient_also_at_a_check(method, frequency):
+    tensors, grads = problem(SHAPES, 14)
+    # The first, one before a check, one at a check, two in a row.
+    bad = {(1, 0), (2, 1), (3, 1), (5, 3), (6, 0), (6, 2), (7, 2), (9, 4), (12, 1)}
+    skipping, missing = parameters(tensors), parameters(tensors)
+    options = {**OPTIONS[method], "frequency": frequency}
+    ours, theirs = METHODS[method](skipping, **options), METHODS[method](missing, **options)
+    for t, step in enumerate(grads, start=1):
+        hit = [(t, i) in bad for i in range(len(step))]
+        feed(skipping, [spoilt(G, NAN) if h else G for G, h in zip(step, hit, strict=True)])
+        feed(missing, [None if h else G for G, h in zip(step, hit, strict=True)])
+        ours.step()
+        theirs.step()
+        for i, (a, b) in enumerate(zip(skipping, missing, strict=True)):
+            assert torch.equal(a.detach(), b.detach()), (t, i)
+            assert_same(state_of(ours, a), state_of(theirs, b), f"step {t}, parameter {i}")
+    # Bit-exact resume right after a skip.
+    assert [r._replace(skipped=0) for r in ours.basis_report()] == theirs.basis_report()
+
+
+def test_a_gradient_whose_squares_overflow_is_skipped_too():
+    (p,) = parameters([torch.ones(3, 4)])
+    optimizer = METHODS["EShampoo"]([p], frequency=2, merge_dims=False)
+    run(optimizer, [p], [[torch.full((3, 4), 1e30)]])
+    assert torch.equal(p.detach(), torch.ones(3, 4))
+    assert optimizer.state[p]["skipped"].item() == 1
+    assert all(bool(v.isfinite().all()) for v in optimizer.state[p].values())
+
+
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo", "SOAP", "KLShampoo"])
+def test_the_blocks_of_a_split_parameter_are_skipped_separately(method):
+    tensors, grads = problem([(6, 6)], 8)
+    params = parameters(tensors)
+    options = {"max_dim": 3, "frequency": 2, "merge_dims": False, "oversize": "split"}
+    if method == "Shampoo":
+        options["graft_scope"] = "block"
+    optimizer = METHODS[method](params, **options)
+    run(optimizer, params, grads[:5])
+    (p,) = params
+    before, state = p.detach().clone(), state_of(optimizer, p)
+    G = grads[5][0].clone()
+    G[0, 4] = NAN  # in the second of four blocks
+    run(optimizer, params, [[G]])
+    assert optimizer.state[p]["skipped"].tolist() == [0, 1, 0, 0]
+    moved = p.detach() != before
+    assert not moved[:3, 3:].any()
+    assert moved[:3, :3].all()
+    assert moved[3:].all()
+    for key, value in state_of(optimizer, p).items():
+        assert_same(state[key][1], value[1], key)
+
+
+def test_raise_names_the_parameters_and_changes_nothing():
+    tensors, grads = problem(SHAPES, 4)
+    params = parameters(tensors)
+    named = [(f"layer{i}", p) for i, p in enumerate(params)]
+    optimizer = METHODS["EShampoo"](named, nonfinite="raise", frequency=2)
+    run(optimizer, params, grads[:3])
+    before = snapshot(optimizer)
+    feed(params, [spoilt(G, NAN) if i in (1, 3) else G for i, G in enumerate(grads[3])])
+    with pytest.raises(FloatingPointError, match="NaN or Inf") as error:
+        optimizer.step()
+    assert "'layer1'" in str(error.value)
+    assert "'layer3'" in str(error.value)
+    assert "'layer0'" not in str(error.value)
+    assert "nonfinite='skip'" in str(error.value)
+    assert_same(before, snapshot(optimizer))
+    # The refused step left no trace in the clocks either.
+    twin = parameters(tensors)
+    other = METHODS["EShampoo"](twin, frequency=2)
+    run(other, twin, grads)
+    run(optimizer, params, grads[3:])
+    for a, b in zip(params, twin, strict=True):
+        assert torch.equal(a.detach(), b.detach())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_propagate_lets_the_gradient_through(method):
+    tensors, grads = problem([(4, 4), (4, 4)], 3)
+    params = parameters(tensors)
+    optimizer = METHODS[method](params, **{**OPTIONS[method], "nonfinite": "propagate"})
+    run(optimizer, params, grads[:2])
+    feed(params, [spoilt(grads[2][0], NAN), grads[2][1]])
+    optimizer.step()
+    assert params[0].isnan().any()
+    assert params[1].isfinite().all()
+
+
+class FailingEigh:
+    """torch.linalg.eigh that fails as told: for a dtype, by an error or by NaN."""
+
+    def __init__(self, monkeypatch, fails, by_nan=False):
+        self.real, self.fails, self.by_nan = torch.linalg.eigh, fails, by_nan
+        self.calls = []
+        monkeypatch.setattr(torch.linalg, "eigh", self)
+
+    def __call__(self, A, *args, **kwargs):
+        self.calls.append((A.dtype, A.shape))
+        result = self.real(A, *args, **kwargs)
+        if not self.fails(A):
+            return result
+        if self.by_nan:
+            return torch.return_types.linalg_eigh((result[0], torch.full_like(A, NAN)))
+        raise torch.linalg.LinAlgError("linalg.eigh: the algorithm failed to converge")
+
+
+@pytest.mark.parametrize("by_nan", [False, True])
+@pytest.mark.parametrize("solver", ["eigh", "partial"])
+def test_a_failed_decomposition_is_tried_again_in_float64(monkeypatch, solver, by_nan):
+    tensors, grads = problem([(5, 4), (5, 4)], 12)
+    options = {"frequency": 3, "tau": 0.05, "solver": solver, "merge_dims": False, "lr": 1e-2}
+    sound, failing = parameters(tensors, torch.float32), parameters(tensors, torch.float32)
+    run(METHODS["EShampoo"](sound, **options), sound, grads)
+    eigh = FailingEigh(monkeypatch, lambda A: A.dtype == torch.float32, by_nan)
+    optimizer = METHODS["EShampoo"](failing, **options)
+    run(optimizer, failing, grads)
+    assert torch.float64 in {dtype for dtype, _ in eigh.calls}
+    assert optimizer.basis_computations > 4
+    assert all(report.failures == 0 for report in optimizer.basis_report())
+    for a, b in zip(sound, failing, strict=True):
+        assert_close(a.detach(), b.detach(), 1e-4)
+
+
+@pytest.mark.parametrize("solver", ["eigh", "partial"])
+def test_without_any_decomposition_the_basis_is_kept_counted_and_reported(monkeypatch, solver):
+    tensors, grads = problem([(5, 4), (4, 4)], 14)
+    params = parameters(tensors)
+    options = {"frequency": 2, "tau": 0.01, "merge_dims": False, "solver": solver}
+    optimizer = METHODS["EShampoo"](
+        [("first", params[0]), ("second", params[1])], max_failures=3, **options
+    )
+    run(optimizer, params, grads[:3])
+    before = {p: optimizer.state[p]["basis_0"].clone() for p in params}
+    with monkeypatch.context() as patch:
+        FailingEigh(patch, lambda A: A.shape[-1] == 5)
+        run(optimizer, params, grads[3:7])
+        assert torch.equal(before[params[0]], optimizer.state[params[0]]["basis_0"])
+        assert not torch.equal(before[params[1]], optimizer.state[params[1]]["basis_0"])
+        failures = [(r.name, r.mode, r.failures) for r in optimizer.basis_report()]
+        assert failures == [
+            ("first", 0, 2), ("first", 1, 0), ("second", 0, 0), ("second", 1, 0)
+        ]  # fmt: skip
+        assert optimizer.state[params[0]]["basis_failures"].tolist() == [[2, 0]]
+        moved = params[0].detach().clone()
+        with pytest.raises(RuntimeError, match="factor 0 of parameter 'first'") as error:
+            run(optimizer, params, grads[7:8])
+        assert "3 times" in str(error.value)
+        assert "max_failures" in str(error.value)
+        assert "second" not in str(error.value)
+        assert not torch.equal(moved, params[0].detach())
+    run(optimizer, params, grads[8:10])
+    assert all(report.failures == 0 for report in optimizer.basis_report())
+    assert not torch.equal(before[params[0]], optimizer.state[params[0]]["basis_0"])
+
+
+def test_failures_that_are_not_in_a_row_do_not_add_up(monkeypatch):
+    tensors, grads = problem([(5, 4)], 12)
+    params = parameters(tensors)
+    optimizer = METHODS["EShampoo"](
+        params, frequency=1, tau=0.0, merge_dims=False, max_failures=2
+    )  # fmt: skip
+    for t, step in enumerate(grads):
+        with monkeypatch.context() as patch:
+            if t % 2:
+                FailingEigh(patch, lambda A: True)
+            run(optimizer, params, [step])
+    assert optimizer.basis_computations == 12
