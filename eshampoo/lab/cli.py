@@ -1,0 +1,126 @@
+"""The console command ``eshampoo``: what can be typed, and one line for what was typed wrongly."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from eshampoo.lab.errors import UserError
+
+EXTRA = (
+    "h5py",
+    "matplotlib",
+    "numpy",
+    "PIL",
+    "rdkit",
+    "rich",
+    "sklearn",
+    "tensorboard",
+    "tokenizers",
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
+
+
+def parser() -> Parser:
+    """All commands and their arguments."""
+    top = Parser(prog="eshampoo", description="Train, compare and reproduce with eshampoo.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    workloads = commands.add_parser("workloads", help="list the workloads and their data")
+    train = commands.add_parser(
+        "train",
+        allow_abbrev=False,
+        help="train one workload with one optimizer",
+        epilog="Any keyword of the optimizer is an option too: --frequency 10 --tau 0.05. A"
+        " schedule gives values and the share of the run at which each starts: --tau 0.8,0.01@0.9",
+    )
+    train.add_argument("workload", metavar="WORKLOAD")
+    train.add_argument("--optimizer", required=True, metavar="NAME")
+    train.add_argument("--seed", type=int, default=0)
+
+    compare = commands.add_parser("compare", allow_abbrev=False, help="train several and compare")
+    compare.add_argument("workload", metavar="WORKLOAD")
+    compare.add_argument(
+        "--optimizers",
+        default="adamw,shampoo,soap,eshampoo",
+        metavar="LIST",
+        help="names with options after colons: adamw:lr=0.001,eshampoo:tau=0.05:frequency=10",
+    )
+    compare.add_argument("--seeds", type=positive, default=3, metavar="N")
+
+    reproduce = commands.add_parser("reproduce", allow_abbrev=False, help="make a figure")
+    reproduce.add_argument("figure", metavar="FIGURE")
+    reproduce.add_argument("--jobs", type=positive, default=1, metavar="N")
+    reproduce.add_argument("--seeds", type=positive, metavar="N", help="instead of the figure's")
+    reproduce.add_argument(
+        "--export", type=Path, metavar="DIR", help="also copy the figure and compact logs there"
+    )
+
+    report = commands.add_parser("report", allow_abbrev=False, help="write report.html for runs")
+    report.add_argument("directory", type=Path, metavar="DIR")
+
+    for command in (train, compare, reproduce):
+        command.add_argument("--scale", choices=("tiny", "small", "paper"), default="small")
+        command.add_argument("--steps", type=positive, metavar="N", help="instead of the scale's")
+        command.add_argument("--out", type=Path, metavar="DIR")
+        command.add_argument("--threads", type=positive, metavar="N", help="of each run")
+    for command in (train, compare):
+        command.add_argument("--resume", action="store_true", help="continue what was interrupted")
+        command.add_argument("--checkpoint-every", type=positive, default=200, metavar="STEPS")
+        command.add_argument("--tensorboard", action="store_true", help="also log there")
+    for command in (workloads, train, compare, reproduce):
+        command.add_argument(
+            "--data",
+            type=Path,
+            metavar="PATH",
+            default=os.environ.get("ESHAMPOO_DATA"),
+            help="file or directory of the data (or set ESHAMPOO_DATA)",
+        )
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0 when done, 130 when interrupted and saved, 2 for a mistake."""
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        known, rest = parser().parse_known_args(typed)
+        if rest and known.command != "train":
+            raise UserError(f"unknown argument {rest[0]!r} (see eshampoo {known.command} --help)")
+        from eshampoo.lab.commands import perform
+
+        return perform(known, rest, typed)
+    except UserError as error:
+        return complain(str(error))
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return 130
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA:
+            raise
+        return complain(f"the lab needs {error.name}; install it with: pip install 'eshampoo[lab]'")
+
+
+def complain(message: str) -> int:
+    """One line to the error stream."""
+    line = " ".join(message.split())
+    sys.stderr.write(f"eshampoo: {line}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

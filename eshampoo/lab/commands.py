@@ -1,0 +1,210 @@
+"""What the commands do, with their output on the console."""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from eshampoo.lab.catalogue import WORKLOADS, setting, workload
+from eshampoo.lab.checkpoint import discard_checkpoints
+from eshampoo.lab.compare import comparison_table, group_logs, verdict
+from eshampoo.lab.errors import UserError
+from eshampoo.lab.files import make_directory, write_atomic
+from eshampoo.lab.optimizers import Option, check_options, parse_option
+from eshampoo.lab.progress import RunDisplay
+from eshampoo.lab.report import report_page
+from eshampoo.lab.runlog import FILE_NAME, Log, find_logs, read_log
+from eshampoo.lab.runs import Run
+from eshampoo.lab.training import stop_on_signal, train
+
+INTERRUPTED = 130
+
+
+def perform(known: argparse.Namespace, rest: Sequence[str], typed: Sequence[str]) -> int:
+    """Carry out a parsed command: ``rest`` are optimizer keywords, ``typed`` the whole line."""
+    console = Console()
+    if known.command == "workloads":
+        return list_workloads(known.data, console)
+    if known.command == "report":
+        return report(known.directory, console)
+    if known.command == "train":
+        return train_one(known, keyword_options(rest), command_text(typed), console)
+    if known.command == "compare":
+        return compare(known, command_text(typed), console)
+    from eshampoo.lab.reproduce import reproduce
+
+    return reproduce(known, console)
+
+
+def command_text(typed: Sequence[str]) -> str:
+    """The line as typed, except for where the data lie on this machine."""
+    words = list(typed)
+    for index, word in enumerate(words):
+        if word == "--data" and index + 1 < len(words):
+            words[index + 1] = "DATA"
+        elif word.startswith("--data="):
+            words[index] = "--data=DATA"
+    return shlex.join(["eshampoo", *words])
+
+
+def keyword_options(rest: Sequence[str]) -> dict[str, Option]:
+    """``--tau 0.1 --frequency=10`` as options."""
+    options: dict[str, Option] = {}
+    words = list(rest)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise UserError(f"unexpected argument {word!r}; keywords are typed as --name value")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise UserError(f"--{key} needs a value, for instance --{key}=VALUE")
+            text = words.pop(0)
+        options[key.replace("-", "_")] = parse_option(text)
+    return options
+
+
+def optimizer_list(text: str) -> list[tuple[str, dict[str, Option]]]:
+    """``adamw,eshampoo:tau=0.1:frequency=10`` as names with options."""
+    chosen = []
+    for part in text.split(","):
+        name, *pairs = part.strip().split(":")
+        options = {}
+        for pair in pairs:
+            key, equals, value = pair.partition("=")
+            if not equals:
+                raise UserError(f"cannot read {pair!r} of {part!r}; write name:key=value:key=value")
+            options[key] = parse_option(value)
+        check_options(name, options)
+        chosen.append((name, options))
+    return chosen
+
+
+def list_workloads(data: Path | None, console: Console) -> int:
+    """The table of workloads, and whether their data are there."""
+    table = Table("workload", "trains", "metric", "scales (steps)", "data")
+    for row in WORKLOADS.values():
+        try:
+            found = row.locate(data)
+            status = f"[green]found[/] {found.name}" if found else f"[green]ready[/] {row.origin}"
+        except UserError:
+            status = f"[yellow]missing[/] {row.origin}; give --data PATH"
+        scales = ", ".join(f"{scale} {row.settings[scale].steps}" for scale in row.settings)
+        table.add_row(row.name, row.title, row.metric_name, scales, status)
+    console.print(table)
+    return 0
+
+
+def execute(
+    runs: Sequence[tuple[Run, Path]], known: argparse.Namespace, command: str, console: Console
+) -> bool:
+    """Train the runs one after another under a live display; False when interrupted."""
+    for run, _ in runs:
+        check_options(run.optimizer, run.options)
+    for _, out in runs:
+        make_directory(out)
+    chosen = setting(runs[0][0])
+    threads = known.threads or chosen.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with console.status("loading the data"):
+        dataset = chosen.data(known.data)
+    display = RunDisplay(console, [run for run, _ in runs])
+    with stop_on_signal() as stopped, display:
+        for run, out in runs:
+            if known.resume and finished(out):
+                display.skip(run)
+                continue
+            done = train(
+                run,
+                dataset,
+                out,
+                command=command,
+                resume=known.resume,
+                checkpoint_every=known.checkpoint_every,
+                watch=display.observer(run, out / "tensorboard" if known.tensorboard else None),
+                stopped=stopped,
+            )
+            if not done:
+                return False
+    return True
+
+
+def finished(out: Path) -> bool:
+    """Whether a directory holds a run that came to its end."""
+    path = out / FILE_NAME
+    return path.exists() and read_log(path).finished
+
+
+def train_one(
+    known: argparse.Namespace, options: dict[str, Option], command: str, console: Console
+) -> int:
+    """``eshampoo train``."""
+    row = workload(known.workload)
+    check_options(known.optimizer, options)
+    run = row.run(known.optimizer, options, scale=known.scale, seed=known.seed, steps=known.steps)
+    out = known.out or Path("runs") / f"{run.workload}-{run.scale}" / run.name
+    existing = out / FILE_NAME
+    if existing.exists() and not known.resume:
+        raise UserError(f"{out} holds a run already; add --resume or choose another --out")
+    if not execute([(run, out)], known, command, console):
+        console.print(f"interrupted and saved; continue: same command with --resume --out {out}")
+        return INTERRUPTED
+    log = read_log(existing)
+    show([log], console)
+    console.print(f"log: {existing}")
+    return 0
+
+
+def compare(known: argparse.Namespace, command: str, console: Console) -> int:
+    """``eshampoo compare``: every optimizer with every seed, a table, a page, a verdict."""
+    row = workload(known.workload)
+    chosen = optimizer_list(known.optimizers)
+    directory = known.out or Path("runs") / f"compare-{row.name}"
+    runs = [
+        row.run(name, options, scale=known.scale, seed=seed, steps=known.steps)
+        for seed in range(known.seeds)
+        for name, options in chosen
+    ]
+    placed = [(run, directory / run.name) for run in runs]
+    if not execute(placed, known, command, console):
+        console.print("interrupted and saved; continue with the same command and --resume")
+        return INTERRUPTED
+    for _, out in placed:
+        discard_checkpoints(out)
+    logs = [read_log(out / FILE_NAME) for _, out in placed]
+    show(logs, console)
+    write_report(logs, directory, console)
+    return 0
+
+
+def show(logs: Sequence[Log], console: Console) -> None:
+    """The comparison table and the verdict."""
+    groups = group_logs(logs)
+    columns, rows = comparison_table(groups)
+    table = Table(*columns, title=f"{logs[0].run.workload}, {logs[0].run.steps} steps")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for cells in rows:
+        table.add_row(*cells)
+    console.print(table)
+    console.print(f"[bold]{verdict(groups)}[/]", highlight=False)
+
+
+def write_report(logs: Sequence[Log], directory: Path, console: Console) -> None:
+    """Write report.html and say where it is."""
+    page = directory / "report.html"
+    write_atomic(page, report_page(logs).encode())
+    console.print(f"report: {page}")
+
+
+def report(directory: Path, console: Console) -> int:
+    """``eshampoo report DIR``: table, verdict and page from the logs alone."""
+    logs = find_logs(directory)
+    show(logs, console)
+    write_report(logs, directory, console)
+    return 0

@@ -1,0 +1,42 @@
+"""Decoded data, kept outside the repository so that only the first run pays for decoding."""
+
+import hashlib
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eshampoo.lab.errors import UserError
+from eshampoo.lab.files import write_atomic
+
+
+def cached(key: str, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors stored under ``key``, built on the first call; not stored if that fails."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "eshampoo"
+    path = Path(os.environ.get("ESHAMPOO_CACHE", default)).expanduser() / f"{key}.pt"
+    if path.exists():
+        try:
+            loaded: dict[str, Tensor] = torch.load(path, weights_only=True)
+            return loaded
+        except (OSError, RuntimeError, EOFError, ValueError, KeyError):
+            path.unlink(missing_ok=True)  # damaged: build it again
+    tensors = build()
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, buffer.getbuffer())
+    except (OSError, UserError):
+        pass  # a read-only home costs time, not the run
+    return tensors
+
+
+def fingerprint(source: Path) -> str:
+    """Tells editions of a source apart: names, sizes and dates of its files, not their contents."""
+    files = sorted(source.rglob("*")) if source.is_dir() else [source]
+    marks = [(file.name, file.stat()) for file in files if file.is_file()]
+    text = "\n".join(f"{name} {mark.st_size} {mark.st_mtime_ns}" for name, mark in marks)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,166 @@
+"""Text as tokens: WikiText, C4's JSON lines, any text file, or what ships with Python."""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eshampoo.lab.data import Batch
+from eshampoo.lab.data.cache import cached
+from eshampoo.lab.errors import UserError
+
+ORIGIN = "Python's own documentation, or WikiText-2 raw, C4 as JSON lines, a .txt file (--data)"
+VALIDATION_WINDOWS = 512  # enough for a loss to two decimals
+END = "<|end_of_text|>"
+
+
+@dataclass(frozen=True)
+class TextData:
+    """A stream of tokens cut into windows of ``length``; the target is the next token."""
+
+    train: Tensor  # [tokens]
+    test: Tensor
+    length: int
+    outputs: int  # size of the vocabulary
+
+    def __len__(self) -> int:
+        return (len(self.train) - 1) // self.length
+
+    def batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
+        return self.windows(self.train, indices)
+
+    def validation(self) -> Iterator[Batch]:
+        count = min(VALIDATION_WINDOWS, (len(self.test) - 1) // self.length)
+        for part in torch.split(torch.arange(count), 32):
+            yield self.windows(self.test, part)
+
+    def windows(self, tokens: Tensor, indices: Tensor) -> Batch:
+        """Windows by number, and the same one token later."""
+        positions = indices[:, None] * self.length + torch.arange(self.length)
+        return tokens[positions], tokens[positions + 1]
+
+
+def locate_text(path: Path | None) -> Path | None:
+    """The corpus at ``path`` or inside it; None for the one that ships with Python."""
+    if path is None:
+        return None
+    if path.is_file() or (path.is_dir() and wiki_files(path)):
+        return path
+    if path.is_dir():
+        for folder in sorted(path.glob("wikitext*")):
+            if wiki_files(folder):
+                return folder
+        for pattern in ("*.jsonl*", "*.json.gz", "*.txt"):
+            for found in sorted(path.glob(pattern)):
+                return found
+    raise UserError(f"no text at {path}: give {ORIGIN}, or no --data at all")
+
+
+def wiki_files(folder: Path) -> dict[str, Path]:
+    """Train and validation file of WikiText as published (wiki.train.raw) or compressed."""
+    found: dict[str, Path] = {}
+    for split in ("train", "valid"):
+        for pattern in (f"wiki.{split}.*", f"{split}.raw*", f"{split}.txt*"):
+            for file in sorted(folder.glob(pattern)):
+                found.setdefault(split, file)
+    return found if len(found) == 2 else {}
+
+
+def load_text(path: Path | None, *, vocabulary: int, length: int) -> TextData:
+    """A corpus with a BPE tokenizer trained on its training part."""
+    source = locate_text(path)
+    train, test = corpus(source)
+    digest = hashlib.sha256("\0".join([*train, "", *test]).encode()).hexdigest()[:16]
+    arrays = cached(f"text-{vocabulary}-{digest}", lambda: tokenised(train, test, vocabulary))
+    if len(arrays["test"]) <= length:
+        raise UserError(
+            f"the validation text has {len(arrays['test'])} tokens, fewer than the window of"
+            f" {length}; give more text or a smaller --scale"
+        )
+    return TextData(arrays["train"], arrays["test"], length, int(arrays["vocabulary"]))
+
+
+def corpus(source: Path | None) -> tuple[list[str], list[str]]:
+    """Documents for training and validation."""
+    if source is None:
+        return split(python_documentation())
+    if source.is_dir():
+        files = wiki_files(source)
+        return [read(files["train"])], [read(files["valid"])]
+    if ".json" in source.name:
+        return split(json_documents(source))
+    text = read(source)
+    cut = len(text) * 9 // 10
+    return [text[:cut]], [text[cut:]]
+
+
+def split(documents: list[str]) -> tuple[list[str], list[str]]:
+    """Every tenth document is for validation."""
+    return [d for i, d in enumerate(documents) if i % 10], documents[::10]
+
+
+def read(path: Path) -> str:
+    """A text file, compressed or not."""
+    try:
+        content = path.read_bytes()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not readable text: {error}; give {ORIGIN}") from error
+
+
+def json_documents(path: Path) -> list[str]:
+    """One document per line: its ``text``, or ``prefix`` and ``gold_completion`` joined."""
+    documents = []
+    for number, line in enumerate(read(path).splitlines(), 1):
+        try:
+            record = json.loads(line)
+            fields = ("text",) if "text" in record else ("prefix", "gold_completion")
+            documents.append("".join(record[field] for field in fields))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path}, line {number}: not JSON with a 'text' field ({error}); give {ORIGIN}"
+            ) from error
+    return documents
+
+
+def python_documentation() -> list[str]:
+    """The language reference behind Python's ``help()``, about 700 kB of English."""
+    from pydoc_data.topics import topics
+
+    return [topics[name] for name in sorted(topics)]
+
+
+def tokenised(train: list[str], test: list[str], vocabulary: int) -> dict[str, Tensor]:
+    """Token streams of both parts, documents separated by an end token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    # in pieces of a line, as a whole corpus in one string would be one unit of work
+    tokenizer.train_from_iterator((line for text in train for line in lines(text)), trainer)
+    streams = {}
+    for name, documents in (("train", train), ("test", test)):
+        stream: list[int] = []
+        for document in documents:
+            for encoding in tokenizer.encode_batch(lines(document)):
+                stream += encoding.ids
+            stream += tokenizer.encode(END).ids
+        streams[name] = torch.tensor(stream)
+    return {**streams, "vocabulary": torch.tensor(tokenizer.get_vocab_size())}
+
+
+def lines(text: str) -> list[str]:
+    """Lines with their line breaks."""
+    return text.splitlines(keepends=True)

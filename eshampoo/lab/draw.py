@@ -1,0 +1,176 @@
+"""Figures from logs: matplotlib's PNG, and the table beside it."""
+
+import io
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from eshampoo.lab.compare import Group, baseline, reached_text, smooth, value_text
+from eshampoo.lab.figures import Curve, Figure, Grouping, Panel
+from eshampoo.lab.models import PARTS
+from eshampoo.lab.runlog import Factor, Log
+from eshampoo.lab.runs import typed
+from eshampoo.lab.svg import COLOURS
+
+Points = Sequence[tuple[int, Curve, Group]]  # number of the panel, its curve, the runs
+
+
+def draw(figure: Figure, points: Points) -> bytes:
+    """The figure as a PNG."""
+    canvas = Canvas(figsize=(5.2 * len(figure.panels), 4.2), layout="constrained")
+    grid: Any = canvas.subplots(1, len(figure.panels), squeeze=False)
+    for index, (panel, axes) in enumerate(zip(figure.panels, grid[0], strict=True)):
+        chosen = [(curve, group) for number, curve, group in points if number == index]
+        axes.set_title(panel.title, fontsize=11)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if panel.pattern is not None:
+            draw_pattern(axes, chosen[0][1], panel.pattern)
+        elif panel.horizontal == "rate":
+            draw_rates(axes, panel, chosen)
+        elif panel.horizontal == "cost":
+            draw_cost(axes, chosen)
+        else:
+            draw_losses(axes, chosen, panel.horizontal == "time")
+        axes.legend(fontsize=7.5, frameon=False)
+    canvas.suptitle(figure.title, fontsize=13, fontweight="bold")
+    buffer = io.BytesIO()
+    canvas.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()
+
+
+def draw_rates(axes: Axes, panel: Panel, points: Sequence[tuple[Curve, Group]]) -> None:
+    """Final loss against learning rate; a cross at the top for a run that diverged."""
+    finite = [v for _, group in points for v in group.values("final_loss") if math.isfinite(v)]
+    top = max(finite, default=1.0)
+    for index, curve in enumerate(panel.curves):
+        own = [group for other, group in points if other is curve]
+        rates = [float(str(group.run.options["lr"])) for group in own]
+        losses = [group.mean("final_loss") for group in own]
+        shown = [loss if math.isfinite(loss) else math.nan for loss in losses]
+        spread = [group.spread("final_loss") for group in own]
+        colour = COLOURS[index % len(COLOURS)]
+        axes.errorbar(rates, shown, yerr=spread, marker="o", label=curve.label, color=colour)
+        lost = [rate for rate, loss in zip(rates, losses, strict=True) if math.isinf(loss)]
+        axes.plot(lost, [top] * len(lost), "x", color=colour)
+    axes.set_xscale("log")
+    axes.set_yscale("log" if top > 20 * min(finite, default=1.0) else "linear")
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("final training loss (× diverged)")
+
+
+def draw_losses(axes: Axes, points: Sequence[tuple[Curve, Group]], time: bool) -> None:
+    """Loss against steps or seconds: the mean over seeds, and their range."""
+    for index, (curve, group) in enumerate(points):
+        length = min(len(log.step) for log in group.logs)
+        losses = np.stack([smooth(log)[:length] for log in group.logs])
+        places = [(log.seconds if time else log.step)[:length] for log in group.logs]
+        x, colour = np.mean(places, axis=0), COLOURS[index % len(COLOURS)]
+        style = "-" if index < len(COLOURS) else "--"
+        axes.plot(x, losses.mean(0), style, label=curve.label, color=colour, linewidth=1.5)
+        axes.fill_between(x, losses.min(0), losses.max(0), color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlabel("seconds of training" if time else "step")
+    axes.set_ylabel("training loss")
+    axes.set_yscale("log")
+
+
+def draw_cost(axes: Axes, points: Sequence[tuple[Curve, Group]]) -> None:
+    """Final loss against the seconds that the optimizer took; one point per method."""
+    for index, (curve, group) in enumerate(points):
+        seconds = fmean(float(log.times["optimizer"].sum()) for log in group.logs)
+        loss, spread = group.mean("final_loss"), group.spread("final_loss")
+        marker, colour = "osD^v<>"[index // len(COLOURS) % 7], COLOURS[index % len(COLOURS)]
+        axes.errorbar([seconds], [loss], [spread], marker=marker, color=colour, label=curve.label)
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds in the optimizer")
+    axes.set_ylabel("final training loss")
+
+
+def decomposition_work(log: Log) -> float | None:
+    """Σ over factors of computations · size³; unknown where only parts were decomposed."""
+    if log.run.options.get("solver") == "partial":
+        return None
+    if not log.factors or not len(log.basis_computations):
+        return 0.0
+    sizes = np.array([factor.size for factor in log.factors], dtype=np.float64)
+    return float((log.basis_computations[-1] * sizes**3).sum())
+
+
+def pattern_group(factor: Factor, grouping: Grouping) -> str | None:
+    """The line of a pattern plot to which a factor belongs."""
+    if grouping == "letter":
+        return factor.letter
+    if grouping == "bias":
+        weights = "weights" if factor.letter != "A" else None
+        return "biases" if factor.kind == "bias" else weights
+    if factor.kind == "norm":
+        return "norms"
+    return "linear layers" if factor.kind in ("linear", "bias", *PARTS) else None
+
+
+def draw_pattern(axes: Axes, group: Group, grouping: Grouping) -> None:
+    """Basis computations so far: mean and standard error over the factors of each group."""
+    names = [pattern_group(factor, grouping) for factor in group.logs[0].factors]
+    steps = group.logs[0].basis_step
+    for index, name in enumerate(sorted({name for name in names if name is not None})):
+        chosen = [i for i, other in enumerate(names) if other == name]
+        counts = np.concatenate([log.basis_computations[:, chosen] for log in group.logs], axis=1)
+        mean = counts.mean(1)
+        error = counts.std(1) / math.sqrt(counts.shape[1])
+        axes.plot(steps, mean, color=COLOURS[index], label=f"{name} ({len(chosen)})")
+        axes.fill_between(steps, mean - error, mean + error, color=COLOURS[index], alpha=0.15)
+    axes.set_xlabel("step")
+    axes.set_ylabel("basis computations per factor")
+
+
+def figure_table(figure: Figure, points: Points, command: str) -> str:
+    """Markdown: the claim, the command, and one row per curve and learning rate."""
+    lines = [f"# {figure.title}", "", f"The paper: {figure.claim}", "", f"    {command}", ""]
+    for index, panel in enumerate(figure.panels):
+        groups = [group for number, _, group in points if number == index]
+        first = groups[0].logs[0]
+        machine = first.header["environment"]
+        lines += [
+            f"## {panel.title}",
+            "",
+            f"`{panel.workload}`, {first.run.scale}: {first.header['parameters']:,} parameters,"
+            f" {first.run.steps} steps, batch {first.header['setting']['batch']},"
+            f" {len(groups[0].logs)} seeds; torch {machine['torch']}, {machine['processor']},"
+            f" {machine['threads']} threads.",
+            "",
+            "| method | options | F / steps | final loss | "
+            f"{first.header['metric']} | time | in the optimizer | bases | Σ size³ |"
+            " to AdamW's best |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+            *(table_row(group, baseline(groups)) for group in groups),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def table_row(group: Group, reference: Group | None) -> str:
+    """One row of the table of a figure."""
+    run = group.run
+    options = ", ".join(f"{key} {typed(value)}" for key, value in run.options.items())
+    frequency = run.options.get("frequency")
+    share = f"{frequency / run.steps:.2%}" if isinstance(frequency, int) else "–"
+    metrics = group.metrics()
+    work = [value for log in group.logs if (value := decomposition_work(log)) is not None]
+    cells = [
+        group.label,
+        options,
+        share,
+        value_text(group),
+        f"{fmean(metrics):.3g}" if metrics else "–",
+        f"{group.mean('seconds'):.1f} s",
+        f"{group.mean('optimizer_share'):.0%}",
+        f"{group.mean('computations'):,.0f}",
+        f"{fmean(work):.2g}" if work else "–",
+        reached_text(group, reference),
+    ]
+    return "| " + " | ".join(cells) + " |"

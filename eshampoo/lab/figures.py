@@ -1,0 +1,261 @@
+"""The table of figures: the paper's five, and ours on partial refreshes.
+
+F is given as in the paper, for runs of the paper's length; a shorter run scales it with its
+length, so that it stays the same share of the run. The paper preconditions vectors as well, so
+its figures do it here (``vectors="full"``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Literal
+
+from eshampoo.lab.optimizers import Option
+from eshampoo.lab.runs import Scale
+
+Horizontal = Literal["rate", "step", "time", "cost"]
+Grouping = Literal["letter", "bias", "layer"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One method: its optimizer, options, the paper's F, and the learning rates tried."""
+
+    label: str
+    optimizer: str
+    options: Mapping[str, Option] = field(default_factory=dict)
+    frequency: int | None = None  # the paper's F; None: the optimizer's default, never scaled
+    rates: Mapping[Scale, tuple[float, ...]] = field(default_factory=dict)  # none: the workload's
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: curves over learning rates, steps, time or cost, or the patterns of one curve."""
+
+    title: str
+    workload: str
+    curves: tuple[Curve, ...]
+    horizontal: Horizontal
+    pattern: Grouping | None = None  # counts of basis computations by group instead of losses
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels, what the paper says about them, and how much of it a small run repeats."""
+
+    name: str
+    title: str
+    claim: str
+    panels: tuple[Panel, ...]
+    seeds: int
+    steps: Mapping[Scale, int] = field(default_factory=dict)  # none: the workload's
+
+
+FULL: Mapping[str, Option] = {"vectors": "full"}
+
+
+def rates(paper: tuple[float, ...], small: tuple[float, ...]) -> Mapping[Scale, tuple[float, ...]]:
+    """Learning rates of the paper, of a small run, and the middle of the latter for a tiny one."""
+    return {"paper": paper, "small": small, "tiny": small[1:2]}
+
+
+ADAM_RATES = rates((1e-4, 3e-4, 6e-4, 1e-3, 3e-3, 6e-3, 1e-2), (3e-4, 1e-3, 3e-3, 1e-2))
+GRAFTED_RATES = rates((1e-4, 3e-4, 1e-3, 3e-3), (3e-4, 1e-3, 3e-3, 1e-2))
+ADAMW = Curve("AdamW", "adamw")
+
+FIGURE_1 = Figure(
+    name="fig1",
+    title="Stale Shampoo without grafting",
+    claim="Shampoo with F = 100 and no grafting is worse than AdamW for every α and ε.",
+    panels=(
+        Panel(
+            title="Imagewoof ViT",
+            workload="imagewoof-vit",
+            curves=(
+                Curve("AdamW", "adamw", rates=ADAM_RATES),
+                *(
+                    Curve(
+                        f"Shampoo ε = {eps:g}",
+                        "shampoo",
+                        {**FULL, "graft": None, "eps": eps},
+                        frequency=100,
+                        rates=rates((1e-4, 1e-3, 1e-2), (3e-4, 1e-3, 3e-3, 1e-2)),
+                    )
+                    for eps in (1e-10, 1e-8, 1e-6, 1e-4)
+                ),
+            ),
+            horizontal="rate",
+        ),
+    ),
+    seeds=1,
+    steps={"small": 420},
+)
+
+
+def transfer_panel(title: str, workload: str, shampoo_rates: tuple[float, ...]) -> Panel:
+    """The methods of Fig. 2 on one model, each with as many learning rates as AdamW."""
+    small = (3e-4, 1e-3, 3e-3, 1e-2)
+    squared: Mapping[str, Option] = {"variant": "shampoo2", "trace_scaling": True}
+    return Panel(
+        title=title,
+        workload=workload,
+        curves=(
+            Curve("AdamW", "adamw", rates=ADAM_RATES),
+            Curve("Shampoo, Adam grafting, F = 100", "shampoo", FULL, 100, GRAFTED_RATES),
+            Curve(
+                "Shampoo, F = 1",
+                "shampoo",
+                {**FULL, "graft": None},
+                frequency=1,
+                rates=rates(shampoo_rates, (1e-3, 3e-3, 1e-2, 3e-2)),
+            ),
+            Curve(
+                "Shampoo² / S, F = 1",
+                "shampoo",
+                {**FULL, "graft": None, **squared},
+                frequency=1,
+                rates=rates((1e-4, 3e-4, 6e-4, 1e-3, 3e-3), small),
+            ),
+            Curve("EShampoo, F = 100", "eshampoo", {**FULL, "tau": 0.0}, 100, GRAFTED_RATES),
+        ),
+        horizontal="rate",
+    )
+
+
+FIGURE_2 = Figure(
+    name="fig2",
+    title="Transfer of the learning rate",
+    claim="EShampoo is better than Shampoo with grafting, Adam's best learning rate serves both;"
+    " trace-scaled Shampoo² matches them; Shampoo without grafting does on the ViT alone.",
+    panels=(
+        transfer_panel("Imagewoof ViT", "imagewoof-vit", (3e-3, 6e-3, 1e-2, 3e-2)),
+        transfer_panel("Imagewoof ConvNeXt V2", "imagewoof-convnext", (1e-4, 3e-4, 1e-3, 3e-3)),
+    ),
+    seeds=1,
+    steps={"small": 420},
+)
+
+FIGURE_3 = Figure(
+    name="fig3",
+    title="Adaptive computation of the basis",
+    claim="Adaptive QR is slower than adaptive eigh, the more so with few iterations; SOAP ends"
+    " higher; τ = 0.1 with F = 50 takes 20 % less time than F = 100 without a criterion.",
+    panels=(
+        Panel(
+            title="Solvers, τ = 0.2, F = 1",
+            workload="imagewoof-vit",
+            curves=(
+                Curve("eigh", "eshampoo", {**FULL, "tau": 0.2}, 1),
+                *(
+                    Curve(
+                        f"QR, I = {iterations}",
+                        "eshampoo",
+                        {**FULL, "tau": 0.2, "solver": "qr", "qr_iterations": iterations},
+                        1,
+                    )
+                    for iterations in (1, 2, 5, 10)
+                ),
+                Curve("SOAP", "soap", {"betas": (0.95, 0.95)}),
+            ),
+            horizontal="time",
+        ),
+        Panel(
+            title="When eigh is computed",
+            workload="imagewoof-vit",
+            curves=(
+                Curve("F = 100", "eshampoo", {**FULL, "tau": 0.0}, 100),
+                *(
+                    Curve(f"F = {f}, τ = {tau:g}", "eshampoo", {**FULL, "tau": tau}, f)
+                    for f, tau in product((50, 100, 200), (0.01, 0.1))
+                ),
+                ADAMW,
+            ),
+            horizontal="time",
+        ),
+    ),
+    seeds=2,
+)
+
+PATTERNS = Curve("EShampoo", "eshampoo", {**FULL, "tau": 0.01}, 1)
+FIGURE_4 = Figure(
+    name="fig4",
+    title="Patterns of adaptivity",
+    claim="Bases change most early on; those of biases more often than of weights, of layer norms"
+    " four times as often as of linear layers; A more often than L, L more often than R.",
+    panels=(
+        Panel("Factors", "imagewoof-vit", (PATTERNS,), "step", "letter"),
+        Panel("Biases and weights", "imagewoof-vit", (PATTERNS,), "step", "bias"),
+        Panel("Norms and linear layers", "imagewoof-vit", (PATTERNS,), "step", "layer"),
+    ),
+    seeds=2,
+)
+
+FIGURE_5 = Figure(
+    name="fig5",
+    title="When and where the basis matters",
+    claim="A good basis matters early: τ = 0.01 for the first 10 % is worth far more than for the"
+    " last 10 %; a single basis (τ = 0.99) beats AdamW; all of the gain comes from matrices.",
+    panels=(
+        Panel(
+            title="Schedules of τ",
+            workload="imagewoof-vit",
+            curves=(
+                ADAMW,
+                *(
+                    Curve(label, "eshampoo", {**FULL, "tau": tau}, 1)
+                    for label, tau in (
+                        ("τ = 0.99", 0.99),
+                        ("τ = 0.8", 0.8),
+                        ("τ = 0.8, then 0.01 from 90 %", "0.8,0.01@0.9"),
+                        ("τ = 0.01, then 0.8 from 10 %", "0.01,0.8@0.1"),
+                        ("τ = 0.01", 0.01),
+                    )
+                ),
+            ),
+            horizontal="step",
+        ),
+        Panel(
+            title="Vectors and matrices",
+            workload="imagewoof-vit",
+            curves=(
+                ADAMW,
+                Curve("vectors alone", "eshampoo", {**FULL, "matrices": "adam", "tau": 0.01}, 1),
+                Curve("matrices alone", "eshampoo", {"vectors": "adam", "tau": 0.01}, 1),
+                Curve("both", "eshampoo", {**FULL, "tau": 0.01}, 1),
+            ),
+            horizontal="step",
+        ),
+    ),
+    seeds=2,
+)
+
+
+def partial_panel(title: str, workload: str) -> Panel:
+    """Full and partial refreshes over F × τ × refresh_to."""
+    curves = [ADAMW]
+    for f, tau in product((1, 50), (0.03, 0.1)):
+        curves.append(Curve(f"eigh F={f} τ={tau}", "eshampoo", {"tau": tau}, f))
+    for f, tau in product((1, 50), (0.03, 0.1)):
+        matched: Mapping[str, Option] = {"tau": tau, "slots": "match"}
+        curves.append(Curve(f"eigh matched F={f} τ={tau}", "eshampoo", matched, f))
+    for f, tau, to in product((1, 50), (0.03, 0.1), (0.5, 0.8)):
+        partial: Mapping[str, Option] = {"tau": tau, "solver": "partial", "refresh_to": to}
+        curves.append(Curve(f"partial F={f} τ={tau} to={to}", "eshampoo", partial, f))
+    return Panel(title, workload, tuple(curves), "cost")
+
+
+PARTIAL = Figure(
+    name="partial",
+    title="Refreshing only what moved",
+    claim="Not in the paper: is the loss as low when a refresh does a small share of the work?",
+    panels=(
+        partial_panel("Imagewoof ViT", "imagewoof-vit"),
+        partial_panel("Text, Llama", "text-llama"),
+    ),
+    seeds=3,
+    steps={"small": 420},
+)
+
+FIGURES: Mapping[str, Figure] = {
+    figure.name: figure for figure in (FIGURE_1, FIGURE_2, FIGURE_3, FIGURE_4, FIGURE_5, PARTIAL)
+}

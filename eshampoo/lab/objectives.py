@@ -1,0 +1,111 @@
+"""Losses and metrics of the workloads, and what a trivial predictor reaches in each metric."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from eshampoo.lab.data import Batch, Dataset
+
+
+def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross entropy of images against labels, or of tokens against the next tokens."""
+    inputs, targets = batch
+    return functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+
+
+def accuracy(model: nn.Module, batches: Iterable[Batch]) -> float:
+    """Share of images whose label has the largest logit."""
+    hits = [model(images).argmax(1) == labels for images, labels in batches]
+    return float(torch.cat(hits).float().mean())
+
+
+def majority_accuracy(dataset: Dataset) -> float:
+    """Accuracy of always naming the most frequent class."""
+    labels = torch.cat([labels for _, labels in dataset.validation()])
+    return float(labels.bincount().max() / len(labels))
+
+
+def validation_loss(model: nn.Module, batches: Iterable[Batch]) -> float:
+    """Mean cross entropy per token."""
+    losses = [(cross_entropy(model, batch).item(), batch[1].numel()) for batch in batches]
+    return sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
+
+
+def unigram_loss(dataset: Dataset) -> float:
+    """Cross entropy of predicting every token by its frequency in the validation text itself."""
+    tokens = torch.cat([targets.flatten() for _, targets in dataset.validation()])
+    frequencies = tokens.bincount().double() / len(tokens)
+    return float(torch.special.entr(frequencies).sum())
+
+
+def reconstruction_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean absolute error of the normalised image."""
+    return functional.l1_loss(model(batch[0]), batch[1])
+
+
+def similarity(model: nn.Module, batches: Iterable[Batch]) -> float:
+    """Mean structural similarity of the reconstructions."""
+    values = [similarities(model(batch[0]), batch) for batch in batches]
+    return float(torch.cat(values).mean())
+
+
+def zero_filled_similarity(dataset: Dataset) -> float:
+    """Structural similarity of the image from the measured columns alone."""
+    values = [similarities(batch[0], batch) for batch in dataset.validation()]
+    return float(torch.cat(values).mean())
+
+
+def similarities(images: Tensor, batch: Batch) -> Tensor:
+    """SSIM per slice with a 7×7 uniform window, the peak of the target as range (fastMRI)."""
+    _, target, mean, std, peak = batch
+    mean, std, peak = (value.view(-1, 1, 1, 1) for value in (mean, std, peak))
+    x, y = images * std + mean, target * std + mean
+    means = [functional.avg_pool2d(part, 7, 1) for part in (x, y, x * x, y * y, x * y)]
+    # unbiased covariances over the 49 pixels of the window
+    scale = 49 / 48
+    x_mean, y_mean = means[0], means[1]
+    x_var, y_var = scale * (means[2] - x_mean**2), scale * (means[3] - y_mean**2)
+    covariance = scale * (means[4] - x_mean * y_mean)
+    c1, c2 = (0.01 * peak) ** 2, (0.03 * peak) ** 2
+    upper = (2 * x_mean * y_mean + c1) * (2 * covariance + c2)
+    lower = (x_mean**2 + y_mean**2 + c1) * (x_var + y_var + c2)
+    return (upper / lower).mean((1, 2, 3))
+
+
+def masked_binary_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Binary cross entropy averaged over the labels that are known."""
+    *inputs, labels = batch
+    known = labels.isfinite()
+    return functional.binary_cross_entropy_with_logits(model(*inputs)[known], labels[known])
+
+
+def mean_average_precision(model: nn.Module, batches: Iterable[Batch]) -> float:
+    """Average precision per task, averaged over the tasks that have both labels."""
+    scores, labels = [], []
+    for *inputs, target in batches:
+        scores.append(model(*inputs))
+        labels.append(target)
+    return average_precision(torch.cat(scores), torch.cat(labels))
+
+
+def prevalence(dataset: Dataset) -> float:
+    """What a constant score reaches: the share of positives, averaged over the tasks."""
+    labels = torch.cat([batch[-1] for batch in dataset.validation()])
+    known = labels.isfinite()
+    shares = labels.nan_to_num().sum(0) / known.sum(0)
+    return float(shares[(shares > 0) & (shares < 1)].mean())
+
+
+def average_precision(scores: Tensor, labels: Tensor) -> float:
+    """Σ over positives of the precision at their rank / number of positives, mean over tasks."""
+    values = []
+    for task in range(labels.shape[1]):
+        known = labels[:, task].isfinite()
+        truth = labels[known, task]
+        if 0 < truth.sum() < len(truth):
+            ranked = truth[scores[known, task].argsort(descending=True, stable=True)]
+            precision = ranked.cumsum(0) / torch.arange(1, len(ranked) + 1)
+            values.append(float((precision * ranked).sum() / ranked.sum()))
+    return sum(values) / len(values) if values else float("nan")

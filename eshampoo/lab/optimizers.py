@@ -1,0 +1,99 @@
+"""The optimizers by the names that are typed, and the options that they take."""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from eshampoo.lab.errors import UserError
+
+Option = bool | int | float | str | None | tuple[float, ...]
+
+# typed name -> module and class; imported only when used
+OPTIMIZERS: Mapping[str, tuple[str, str]] = {
+    "adamw": ("torch.optim", "AdamW"),
+    "eshampoo": ("eshampoo", "EShampoo"),
+    "shampoo": ("eshampoo", "Shampoo"),
+    "soap": ("eshampoo", "SOAP"),
+    "klshampoo": ("eshampoo", "KLShampoo"),
+    "fullmatrixadam": ("eshampoo", "FullMatrixAdam"),
+}
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """The class behind a typed name."""
+    if name not in OPTIMIZERS:
+        raise UserError(f"unknown optimizer {name!r}; choose one of: {', '.join(OPTIMIZERS)}")
+    module, attribute = OPTIMIZERS[name]
+    found: type[Optimizer] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def parse_option(text: str) -> Option:
+    """A typed value: ``none``, ``true``, ``10``, ``0.1``, ``0.9,0.999`` or a word."""
+    words: dict[str, Option] = {"none": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    try:
+        return tuple(float(part) for part in text.split(",")) if "," in text else text
+    except ValueError:
+        return text
+
+
+def check_options(name: str, options: Mapping[str, Option]) -> None:
+    """Every option must be a keyword of the optimizer's constructor."""
+    keywords = [
+        key for key in inspect.signature(optimizer_class(name)).parameters if key != "params"
+    ]
+    for key in options:
+        if key not in keywords:
+            close = difflib.get_close_matches(key, keywords, 1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise UserError(f"{name} has no keyword {key!r}; {hint}it takes: {', '.join(keywords)}")
+
+
+def build_optimizer(name: str, model: nn.Module, options: Mapping[str, Option]) -> Optimizer:
+    """The optimizer over all parameters of ``model``, by name so that reports can tell them apart.
+
+    A scheduled option (see ``schedule``) starts at its first value; the loop sets the others.
+    """
+    check_options(name, options)
+    values: dict[str, Any] = {key: scheduled(value, 0.0) for key, value in options.items()}
+    try:
+        return optimizer_class(name)(model.named_parameters(), **values)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} refuses its options: {error}") from error
+
+
+def schedule(option: Option) -> list[tuple[float, float]] | None:
+    """``"0.8,0.01@0.9"`` as [(0, 0.8), (0.9, 0.01)]: share of the run, value from there on."""
+    if not isinstance(option, str) or "@" not in option:
+        return None
+    pieces = []
+    try:
+        for part in option.split(","):
+            value, _, share = part.partition("@")
+            pieces.append((float(share or 0), float(value)))
+    except ValueError as error:
+        raise UserError(
+            f"cannot read the schedule {option!r}; write values with the share of the run at which"
+            " each starts, for instance 0.8,0.01@0.9"
+        ) from error
+    return sorted(pieces)
+
+
+def scheduled(option: Option, share: float) -> Option:
+    """The value of an option after a share of the run; constant unless it is a schedule."""
+    pieces = schedule(option)
+    if pieces is None:
+        return option
+    return [value for start, value in pieces if start <= share][-1]

@@ -1,0 +1,202 @@
+"""The JSONL log of a run: written whole and atomically, read back as arrays.
+
+One record per line, told apart by ``kind``:
+
+    run         the run's data, its setting, layer kinds, command, versions, machine
+    factors     parameter, shape, block, mode, size, kind and letter (L, R, A) of each factor
+    step        loss; seconds for the data, forward and backward, optimizer; basis computations
+    basis       per factor: checks, computations so far and the last criterion
+    evaluation  the metric on the validation set
+    end         what the run came to
+
+A compact log has fewer ``step`` records, each the mean or sum over ``steps`` of them.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eshampoo.lab.errors import UserError
+from eshampoo.lab.files import write_atomic
+from eshampoo.lab.runs import Run, run_from_record
+
+Record = Mapping[str, Any]
+Array = NDArray[np.float64]
+
+FILE_NAME = "log.jsonl"
+TIMES = ("data", "forward_backward", "optimizer")
+
+
+class RunLog:
+    """Records in memory; ``save`` replaces the file, so a reader never sees half a line."""
+
+    def __init__(self, directory: Path, records: Iterable[Record] = ()) -> None:
+        self.path = directory / FILE_NAME
+        self.lines = [encode(record) for record in records]
+
+    def add(self, record: Record) -> None:
+        """Append a record; nothing is written before ``save``."""
+        self.lines.append(encode(record))
+
+    def save(self) -> None:
+        """Write all records."""
+        write_atomic(self.path, ("\n".join(self.lines) + "\n").encode())
+
+
+def encode(record: Record) -> str:
+    """Strict JSON on one line; nine digits keep a float32 exactly."""
+    return json.dumps(plain(record), separators=(",", ":"), allow_nan=False)
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - JSON data have no useful type
+    """JSON data: floats to nine digits, those that are not finite as null."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One Kronecker factor: where it belongs and how large it is."""
+
+    parameter: str
+    kind: str
+    letter: str
+    block: int
+    mode: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log read back; arrays run over the ``step`` records, or over ``basis`` × factors."""
+
+    path: Path
+    header: Record
+    run: Run
+    step: Array
+    loss: Array
+    times: Mapping[str, Array]
+    computations: Array
+    evaluations: tuple[tuple[int, float], ...]
+    factors: tuple[Factor, ...]
+    basis_step: Array
+    basis_checks: Array
+    basis_computations: Array
+    basis_criterion: Array
+    end: Record | None
+
+    @property
+    def seconds(self) -> Array:
+        """Training time up to and with each step, without evaluation and logging."""
+        return np.asarray(np.cumsum(np.sum([self.times[name] for name in TIMES], axis=0)))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.end is not None
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a log, or one line saying what is wrong with it."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the log {path}: {error}; give a directory of runs") from error
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or "kind" not in record:
+            raise UserError(
+                f"{path}, line {number}: not a record of a run; the log is damaged, delete"
+                f" {path.parent} and repeat the run"
+            )
+        records.append(record)
+    return records
+
+
+def read_log(path: Path) -> Log:
+    """Read a log as arrays."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in read_records(path):
+        groups.setdefault(record["kind"], []).append(record)
+    try:
+        header = groups["run"][0]
+        steps, basis = groups.get("step", []), groups.get("basis", [])
+        factors = groups.get("factors", [{"factors": []}])[0]["factors"]
+        return Log(
+            path=path,
+            header=header,
+            run=run_from_record(header["run"]),
+            step=column(steps, "step"),
+            loss=column(steps, "loss"),
+            times={name: column(steps, name) for name in TIMES},
+            computations=column(steps, "computations"),
+            evaluations=tuple(
+                (record["step"], math.nan if record["metric"] is None else record["metric"])
+                for record in groups.get("evaluation", [])
+            ),
+            factors=tuple(Factor(**factor) for factor in factors),
+            basis_step=column(basis, "step"),
+            basis_checks=column(basis, "checks"),
+            basis_computations=column(basis, "computations"),
+            basis_criterion=column(basis, "criterion"),
+            end=groups["end"][0] if "end" in groups else None,
+        )
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path}: a record lacks or spoils {error}; the log is damaged, delete {path.parent}"
+            " and repeat the run"
+        ) from error
+
+
+def column(records: list[dict[str, Any]], key: str) -> Array:
+    """One field of all records; null is not a number."""
+    return np.array([record[key] for record in records], dtype=np.float64)
+
+
+def find_logs(directory: Path) -> list[Log]:
+    """All logs below a directory, in the order of their paths."""
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory; give one that holds runs")
+    paths = sorted(directory.rglob(FILE_NAME))
+    if not paths:
+        raise UserError(f"no {FILE_NAME} below {directory}; give a directory that holds runs")
+    return [read_log(path) for path in paths]
+
+
+def compact(source: Path, directory: Path, points: int = 150) -> None:
+    """Copy a log with at most about ``points`` step records: losses averaged, times summed."""
+    records = read_records(source)
+    steps = [record for record in records if record["kind"] == "step"]
+    width = max(1, math.ceil(len(steps) / points))
+    short = RunLog(directory, (r for r in records if r["kind"] not in ("step", "end")))
+    for start in range(0, len(steps), width):
+        part = steps[start : start + width]
+        losses = [record["loss"] for record in part if record["loss"] is not None]
+        merged = {
+            "kind": "step",
+            "step": part[-1]["step"],
+            "steps": len(part),
+            "loss": round(sum(losses) / len(losses), 5) if losses else None,
+            "computations": part[-1]["computations"],
+        }
+        short.add(merged | {t: round(sum(record[t] for record in part), 4) for t in TIMES})
+    for record in records:
+        if record["kind"] == "end":
+            short.add(record)
+    directory.mkdir(parents=True, exist_ok=True)
+    short.save()

@@ -1,0 +1,68 @@
+"""What a workload is: a model, a data set, a loss, a metric and three scales."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from eshampoo.lab.data import Batch, Dataset
+from eshampoo.lab.optimizers import Option
+from eshampoo.lab.runs import Run, Scale
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One scale of a workload."""
+
+    model: Callable[[int], nn.Module]  # from the number of outputs
+    data: Callable[[Path | None], Dataset]
+    steps: int
+    batch: int
+    options: Mapping[str, Option]  # of every optimizer
+    tuned: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)  # of one of them
+    warmup: float = 0.05  # share of the run; then cosine to zero (353 of 7,050 steps in the paper)
+    clip: float | None = 1.0
+    evaluations: int = 4
+    threads: int | None = None  # None: all cores; 1 where matrices are too small to share
+
+    def record(self) -> dict[str, Any]:
+        """The setting as JSON data."""
+        parts = {}
+        for name, part in (("model", self.model), ("data", self.data)):
+            if not isinstance(part, partial):
+                raise TypeError(f"the {name} of a setting must be a functools.partial")
+            parts[name] = {"name": part.func.__name__, **part.keywords}
+        return {**parts, "batch": self.batch, "warmup": self.warmup, "clip": self.clip}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, on what, and how it is judged."""
+
+    name: str
+    title: str
+    origin: str
+    locate: Callable[[Path | None], Path | None]  # raises where the data are missing
+    loss: Callable[[nn.Module, Batch], Tensor]
+    metric: Callable[[nn.Module, Iterable[Batch]], float]
+    metric_name: str
+    trivial: Callable[[Dataset], float]
+    settings: Mapping[Scale, Setting]
+    higher_is_better: bool = True
+
+    def run(
+        self,
+        optimizer: str,
+        options: Mapping[str, Option],
+        *,
+        scale: Scale = "small",
+        seed: int = 0,
+        steps: int | None = None,
+    ) -> Run:
+        """A run with this workload's defaults, the optimizer's tuned values and ``options``."""
+        setting = self.settings[scale]
+        merged = {**setting.options, **setting.tuned.get(optimizer, {}), **options}
+        return Run(self.name, scale, optimizer, merged, seed, steps or setting.steps)
