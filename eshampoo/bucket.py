@@ -121,7 +121,7 @@ class Books:
         self.checks, self.computations, self.failures = (
             array("q", bytes(8 * count * modes + 8)) for _ in range(3)
         )  # one entry too many, because a tensor cannot share an empty array
-        self.criterion = array("d", bytes(8 * count * modes + 8))
+        self.criterion, self.work = (array("d", bytes(8 * count * modes + 8)) for _ in range(2))
 
     def named(self) -> dict[str, Tensor]:
         """The books under the names that they have in `state[p]`."""
@@ -130,6 +130,7 @@ class Books:
             "basis_computations": self.computations,
             "basis_failures": self.failures,
             "criterion": self.criterion,
+            "basis_work": self.work,
         }
         dtypes = {"q": torch.int64, "d": torch.float64}
         return {
@@ -170,6 +171,7 @@ class Bucket:
         self.history: dict[int, deque[tuple[int, float, bool]]] = {}
         # The host's idea of t: never behind the device, which does not count skipped gradients.
         self.clock = [-1 if method.delayed else 0] * len(blocks)
+        self.skipped = [0] * len(blocks)  # as of the last time that the host read anything
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -267,4 +269,5 @@ class Bucket:
     def set_clock(self) -> None:
         """Let the host know t after the state was written."""
         self.clock = [int(t) for t in self.stacks.step.tolist()]
+        self.skipped = [int(count) for count in self.stacks.skipped.tolist()]
         self.history.clear()

@@ -19,6 +19,7 @@ from .options import ADAM_KEYS
 State = dict[Tensor, dict[str, Tensor]]
 
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
+COUNTERS = ("basis_checks", "basis_computations", "basis_failures")
 WITHOUT_CODE = ("process_group",)
 """Group keys that cannot be stored; a τ schedule, which is code, is the other."""
 
@@ -45,7 +46,7 @@ def _stored(bucket: Bucket) -> list[tuple[Tensor, dict[str, Tensor]]]:
     """Per parameter, what a checkpoint holds of a bucket. With an exchange, all ranks take part."""
     if bucket.exchange is None:
         return [
-            (p, {name: _own(view, p) for name, view in views.items()})
+            (p, {name: _own(view, p, bucket) for name, view in views.items()})
             for p, views in bucket.views()
         ]
     exchange = bucket.exchange
@@ -61,8 +62,9 @@ def _stored(bucket: Bucket) -> list[tuple[Tensor, dict[str, Tensor]]]:
     return list(stored.items())
 
 
-def _own(value: Tensor, p: Tensor) -> Tensor:
-    if is_sharded(p) and value.dim() > 0:
+def _own(value: Tensor, p: Tensor, bucket: Bucket) -> Tensor:
+    """Without the rest of a stack; element-wise state lies like its parameter."""
+    if is_sharded(p) and not bucket.modes and value.dim() > 0:
         from .layout import like_parameter  # only where there are DTensors already
 
         return like_parameter(value.clone(), p)
@@ -74,6 +76,11 @@ def read_groups(
     state_dict: Mapping[str, Any], groups: Sequence[dict[str, Any]], method: Method
 ) -> list[dict[str, Any]]:
     """Our param groups with the hyperparameters of the saved ones."""
+    if not _is_state(state_dict):
+        raise ValueError(
+            f"this is not the state of an optimizer: it has {sorted(map(str, state_dict))[:5]}, "
+            "and a state has 'state' and 'param_groups'. Pass what optimizer.state_dict() returned"
+        )
     saved = state_dict["param_groups"]
     sizes, ours = [len(g["params"]) for g in saved], [len(g["params"]) for g in groups]
     if sizes != ours:
@@ -89,6 +96,17 @@ def read_groups(
             "or start without it"
         )
     return [{**group, **_taken(old)} for group, old in zip(groups, saved, strict=True)]
+
+
+def _is_state(state_dict: Mapping[str, Any]) -> bool:
+    """Whether this has the form of an optimizer's state."""
+    state, groups = state_dict.get("state"), state_dict.get("param_groups")
+    return (
+        isinstance(state, Mapping)
+        and all(isinstance(values, Mapping) for values in state.values())
+        and isinstance(groups, list | tuple)
+        and all(isinstance(g, Mapping) and isinstance(g.get("params"), list) for g in groups)
+    )
 
 
 def _taken(old: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +130,7 @@ def read_state(
     state = state_dict["state"]
     indices = [index for group in state_dict["param_groups"] for index in group["params"]]
     saved = {p: state[i] for p, i in zip(params, indices, strict=True) if i in state}
+    _check_values(saved, state_dict["param_groups"], params, names)
     if all("method" not in group for group in state_dict["param_groups"]):
         _check_adam(saved, buckets, names)
         return saved, True
@@ -129,6 +148,33 @@ def read_state(
                 "merge_dims, oversize, vectors, matrices, graft and correction"
             )
     return saved, False
+
+
+def _check_values(
+    saved: Mapping[Tensor, Mapping[str, Any]],
+    groups: Sequence[Mapping[str, Any]],
+    params: Sequence[Tensor],
+    names: Mapping[Tensor, str],
+) -> None:
+    """Refuse entries that no run can have written: damaged, or of another kind."""
+    rules = [group.get("nonfinite") for group in groups for _ in group["params"]]
+    for p, rule in zip(params, rules, strict=True):
+        for name, value in saved.get(p, {}).items():
+            number = isinstance(value, int | float) and name == "step"  # AdamW of older versions
+            if number or (isinstance(value, Tensor) and is_sharded(value)):
+                continue  # ranks must not decide for themselves about their shards
+            fault = None
+            if not isinstance(value, Tensor):
+                fault = f"is a {type(value).__name__}, not a tensor"
+            elif rule is not None and value.is_floating_point() == name.startswith(COUNTERS):
+                fault = f"has the dtype {value.dtype}"
+            elif rule != "propagate" and not bool(torch.isfinite(value).all()):
+                fault = "has NaN or Inf"
+            if fault is not None:
+                raise ValueError(
+                    f"{name!r} in the state of {called(p, names)} {fault}; nothing was changed. "
+                    "The file is damaged or not from this library: load an older one"
+                )
 
 
 def _expected(buckets: Sequence[Bucket]) -> dict[Tensor, dict[str, tuple[int, ...]]]:

@@ -1,5 +1,6 @@
 """The `torch.optim.Optimizer` shell: buckets, `step()`, and the state that goes in and out."""
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class EigenbasisOptimizer(Optimizer):
         self._layouts: list[dict[str, Any]] = []
         self._places: dict[Any, Place] = {}
         self._shared: dict[Tensor, Place] = {}  # parameters that other ranks have a part in
+        self._warned = False  # of gradients that were skipped
         self._voters: dict[Place, list[tuple[int, Tensor]]] = {}  # those without a basis, by group
         super().__init__(params, {**defaults, "method": self.method.name})
 
@@ -201,7 +203,7 @@ class EigenbasisOptimizer(Optimizer):
                 updates += _advance(task)
                 _post(shared)
         # 2. Criteria, one copy to the host, and new bases where they are due.
-        failures = refresh_(checking) if checking else []
+        failures, skipped = refresh_(checking, tasks) if checking else ([], [])
         # 3. The rest of the step for those that waited for it.
         if not self.method.delayed:
             for task in checking:
@@ -211,6 +213,14 @@ class EigenbasisOptimizer(Optimizer):
         _post(shared, everything=True)
         for task in shared:
             task.exchange.finish(task.options.lr * task.options.weight_decay)
+        if skipped and not self._warned:
+            self._warned = True
+            bad = ", ".join(called(p, self._names()) for p in skipped)
+            warnings.warn(
+                f"the gradient of {bad} had NaN or Inf; such blocks stand still for the step. "
+                "basis_report() goes on counting them, without another warning",
+                stacklevel=2,
+            )
         if failures:
             raise RuntimeError(
                 "no basis could be computed for "
@@ -380,6 +390,7 @@ class EigenbasisOptimizer(Optimizer):
         super().__setstate__({**own, "state": defaultdict(dict)})
         self._buckets, self._layouts = [], []
         self._places, self._shared, self._voters = {}, {}, {}
+        self._warned = False
         for index in range(len(self.param_groups)):
             self._build(index)
         fill_(self._buckets, values)
@@ -419,7 +430,7 @@ def _parts(task: Task) -> Iterator[tuple[int, int, Tensor, Tensor]]:
 def _observe(task: Task) -> None:
     """First half of a step at which bases may change: G̃ is kept until they are known."""
     bucket = task.bucket
-    task.grad = torch.zeros_like(bucket.stacks.exp_avg)
+    task.grad = torch.empty_like(bucket.stacks.exp_avg)
     task.live = torch.zeros_like(bucket.stacks.step, dtype=torch.bool)
     for start, stop, G, live in _parts(task):
         s = bucket.stacks.narrow(start, stop)

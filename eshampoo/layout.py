@@ -79,8 +79,8 @@ def mesh_of(p: Tensor) -> DeviceMesh:
     for placement in p.placements:
         if not isinstance(placement, Shard | _StridedShard | Replicate):
             raise ValueError(
-                f"a parameter of shape {tuple(p.shape)} has the placement {placement!r}; parameters "
-                "must be sharded or replicated: redistribute it before building the optimizer"
+                f"a parameter of shape {tuple(p.shape)} has the placement {placement!r}; it must "
+                "be sharded or replicated: redistribute it before building the optimizer"
             )
     return p.device_mesh
 

@@ -23,7 +23,7 @@ from .methods import Method
 from .options import Options
 
 GRAM_WHOLE = 384
-"""From this size on, only the lower block triangle of a Gram matrix is computed (30 % less time)."""
+"""From this size on only the lower block triangle of a Gram matrix is computed: 30 % faster."""
 
 CHUNK = 1 << 16
 """Entries that element-wise work is done on at a time on a CPU, so that they stay in its cache."""

@@ -94,8 +94,12 @@ class Check:
         return (d, dtype, device, self.initial, o.solver, o.slots, o.refresh_to, o.qr_iterations)
 
 
-def refresh_(tasks: Sequence[Task]) -> list[Failure]:
-    """Recompute the bases whose criterion is above τ (Eq. criterion, Alg. 2 l.6)."""
+def refresh_(tasks: Sequence[Task], every: Sequence[Task]) -> tuple[list[Failure], list[Tensor]]:
+    """Recompute the bases whose criterion is above τ (Eq. criterion, Alg. 2 l.6).
+
+    What failed too often, and the parameters of every task of the step whose gradients were skipped
+    since the last time that the host read anything.
+    """
     seen = [
         [
             phases.seen_from_basis(task.bucket.stacks, i, task.bucket.method)
@@ -105,8 +109,9 @@ def refresh_(tasks: Sequence[Task]) -> list[Failure]:
     ]
     batches: dict[tuple[Any, ...], list[Check]] = defaultdict(list)
     checks: list[Check] = []
-    for task, factors, read in zip(tasks, seen, _read(tasks, seen), strict=True):
-        for check in _plan(task, factors, *read):
+    read, skipped = _read(tasks, seen, every)
+    for task, factors, values in zip(tasks, seen, read, strict=True):
+        for check in _plan(task, factors, *values):
             checks.append(check)
             if check.due:
                 batches[check.key].append(check)
@@ -114,23 +119,41 @@ def refresh_(tasks: Sequence[Task]) -> list[Failure]:
     for check in checks:
         if check.rooted and not check.task.bucket.method.rotated:
             _root_(check)
-    return failures
+    return failures, skipped
 
 
 def _read(
-    tasks: Sequence[Task], seen: Sequence[Sequence[Tensor]]
-) -> Iterator[tuple[list[list[float]], list[float]]]:
-    """Criteria [mode][block] and steps [block] of each task: one copy per device and dtype."""
+    tasks: Sequence[Task], seen: Sequence[Sequence[Tensor]], every: Sequence[Task]
+) -> tuple[list[tuple[list[list[float]], list[float]]], list[Tensor]]:
+    """Criteria [mode][block] and steps [block] of each task: one copy per device and dtype.
+
+    The counts of skipped gradients travel in the same copies, also those of blocks without a basis.
+    """
     columns: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     for task, factors in zip(tasks, seen, strict=True):
         step = task.bucket.stacks.step
         columns[step.device, step.dtype] += [*map(linalg.criterion, factors), step]
+    counted = [
+        t for t in every if (t.bucket.stacks.step.device, t.bucket.stacks.step.dtype) in columns
+    ]
+    for task in counted:
+        skipped = task.bucket.stacks.skipped
+        columns[skipped.device, skipped.dtype].append(skipped)
     values = {place: iter(torch.cat(parts).tolist()) for place, parts in columns.items()}
+    read = []
     for task, factors in zip(tasks, seen, strict=True):
         step = task.bucket.stacks.step
         stream = values[step.device, step.dtype]
         *criteria, steps = [[next(stream) for _ in step] for _ in range(len(factors) + 1)]
-        yield criteria, steps
+        read.append((criteria, steps))
+    found = []
+    for task in counted:
+        bucket, step = task.bucket, task.bucket.stacks.step
+        counts = [int(next(values[step.device, step.dtype])) for _ in bucket.blocks]
+        pairs = zip(bucket.blocks, counts, bucket.skipped, strict=True)
+        found += [block.parameter for block, now, before in pairs if now > before]
+        bucket.skipped = counts
+    return read, list(dict.fromkeys(found))
 
 
 def _plan(
@@ -203,6 +226,7 @@ def _change_(check: Check, slots: list[int], change: linalg.Change) -> None:
     for slot in slots:
         entry = bucket.entry(slot, mode)
         books.computations[entry] += 1
+        books.work[entry] += change.V.shape[-1] ** 3
         books.failures[entry] = 0
         if books.computations[entry] % REORTHONORMALIZE == 0:
             worn.append(slot)

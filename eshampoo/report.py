@@ -18,7 +18,11 @@ class FactorReport(NamedTuple):
     block: int
     """Which block of the parameter."""
     mode: int
-    """Which factor: 0 is L, 1 is R for a matrix; the only one, A, for a vector."""
+    """Which factor: 0 is L, 1 is R for a matrix; the only one, A, for a vector.
+
+    A parameter under plain Adam has no factor. If gradients of it were skipped, it has one row with
+    mode -1 and size 0, which says how many.
+    """
     size: int
     """The factor is size × size."""
     checks: int
@@ -27,6 +31,8 @@ class FactorReport(NamedTuple):
     """How often the basis was computed."""
     criterion: float
     """The value at the last check."""
+    work: float
+    """Sum of |S|³ over the computations: |S| is the size of what was diagonalised."""
     failures: int
     """How many of the last computations failed in a row."""
     skipped: int
@@ -42,6 +48,9 @@ def factor_reports(
     skipped, books = bucket.stacks.skipped.tolist(), bucket.books
     for slot, block in enumerate(bucket.blocks):
         p = block.parameter
+        if not bucket.modes and skipped[slot] > 0:
+            count, shape = int(skipped[slot]), tuple(p.shape)
+            yield p, FactorReport(names.get(p), shape, 0, -1, 0, 0, 0, 0.0, 0.0, 0, count, ())
         for mode in bucket.modes:
             entry = bucket.entry(slot, mode)
             yield (
@@ -55,6 +64,7 @@ def factor_reports(
                     checks=books.checks[entry],
                     computations=books.computations[entry],
                     criterion=books.criterion[entry],
+                    work=books.work[entry],
                     failures=books.failures[entry],
                     skipped=int(skipped[slot]),
                     history=tuple(bucket.history.get(entry, ())),

@@ -355,8 +355,12 @@ class EShampoo(Oracle):
 class FullMatrixAdam(EShampoo):
     """Full-matrix Adam: EShampoo with every parameter as one mode."""
 
-    def modes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (math.prod(shape),)
+    _: KW_ONLY
+    vectors: str = "full"
+
+    def modes(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        size = math.prod(shape)  # one element alone is Adam, as everywhere
+        return None if super().modes(shape) is None else (size,) if size > 1 else ()
 
 
 def positive(λ: Tensor, eps: float) -> Tensor:

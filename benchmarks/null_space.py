@@ -1,0 +1,272 @@
+"""Rounding noise in directions without signal: rules against it, measured.
+
+    python -m benchmarks.null_space [--seeds 5] [--steps 200]
+
+With F = 1 from the first step, and with vectors="full", a factor has fewer independent gradients
+than rows. Its basis then has directions that no gradient has ever had a part in. What a rotated
+gradient shows there is rounding, about (machine epsilon) · ‖G‖, and Adam in the eigenbasis divides
+it by its own root mean square: a full-size step, unless ε is larger than the noise.
+
+The rules, all with √Tr = √(average of ‖G‖²), which diag Λ̂ has at hand:
+
+    none     Algorithm 2 as printed
+    floor    divide by max(√D̃ + ε, κ u √Tr): u is the machine epsilon, so the divisor is never
+             below what rounding alone can produce
+    cut      zero where √D̃ ≤ κ u √Tr: the same threshold, as a pseudo-inverse
+    pinv     zero where an eigenvalue of a factor is ≤ d u λ_max: the usual pseudo-inverse of L
+    bound    |M̃| ⊘ (√D̃ + ε) at most c_t, the most that Adam can reach in a basis that stands still
+             (Cauchy–Schwarz on the two averages: 7.3 for β = (0.9, 0.999))
+    aware    correction="basis_aware", an option of the library, for comparison
+
+Measured on an MLP on scikit-learn's digits: the share of the first updates that lies in null
+spaces, how far one disturbance of the last bit brings two runs apart (both at a learning rate of
+1e-3), and the loss in training at the best of four learning rates for every rule.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from eshampoo import EShampoo, linalg, phases
+from eshampoo.bucket import Stacks
+from eshampoo.methods import Method
+from eshampoo.options import Options
+
+RATES = (3e-3, 1e-2, 3e-2, 1e-1)
+RULES = {
+    "none": ("none", 0.0),
+    "floor 64": ("floor", 64.0),
+    "cut 64": ("cut", 64.0),
+    "pinv": ("pinv", 1.0),
+    "bound": ("bound", 0.0),
+    "bound, floor 8": ("bound", 8.0),
+    "aware": ("none", 0.0),
+}
+SETTINGS = {
+    "F = 1, ε = 1e-8": {"frequency": 1, "tau": 0.0, "vectors": "full", "eps": 1e-8},
+    "F = 1, ε = 1e-10": {"frequency": 1, "tau": 0.0, "vectors": "full", "eps": 1e-10},
+    "F = 10, ε = 1e-8": {"frequency": 10, "tau": 0.0, "vectors": "full", "eps": 1e-8},
+    "F = 10, τ = 0.1, ε = 1e-10": {"frequency": 10, "tau": 0.1, "vectors": "adam", "eps": 1e-10},
+}
+
+
+# The rules ----------------------------------------------------------------------------------------
+
+
+def most(o: Options, step: Tensor) -> Tensor:
+    """c_t ≥ |m̂|/√v̂ for any gradients: √(Σ_k (1−β1)² β1^{2k} / ((1−β2) β2^k)), bias-corrected.
+
+    |m| = |Σ a_k g_k| ≤ √(Σ a_k²/b_k) √(Σ b_k g_k²) with the weights a, b of the two averages.
+    """
+    beta1, beta2 = o.betas[0], o.beta_scale
+    ratio = beta1**2 / beta2
+    t = step.clamp_min(1.0)
+    total = (1 - ratio**t) / (1 - ratio)
+    corrections = phases.bias(beta2, t).sqrt() / phases.bias(beta1, t)
+    return corrections * total.sqrt() * (1 - beta1) / math.sqrt(1 - beta2)
+
+
+@contextmanager
+def rule(kind: str, kappa: float) -> Iterator[list[float]]:
+    """Run with `phases.adam_` under a rule; collects the largest entry of every update."""
+    original = phases.adam_
+    largest: list[float] = []
+
+    def adam_(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) -> Tensor:
+        D = phases.scale(s)
+        phases.average_(s.exp_avg, G, o.betas[0], moving)
+        if s.exp_avg_sq is not None:
+            phases.average_(D, G.square(), o.beta_scale, moving)
+        M, bias1 = phases.momentum(s.exp_avg, G, s.step, o)
+        root = (D / phases.per_block(phases.bias(o.beta_scale, s.step), D)).sqrt()
+        U = M / phases.per_block(bias1, M) / (root + o.eps)
+        if s.factors:
+            U = bounded(U, root + o.eps, root, s, o)
+            largest.append(U.abs().max().item())
+        return U
+
+    def bounded(U: Tensor, divisor: Tensor, root: Tensor, s: Stacks, o: Options) -> Tensor:
+        first = next(iter(s.factors.values()))
+        trace = phases.diagonal(first).sum(1) / phases.bias(o.betas[1], s.step)
+        noise = phases.per_block(kappa * torch.finfo(U.dtype).eps * trace.sqrt(), U)
+        if kind == "none":
+            return U
+        if kind in ("floor", "bound"):
+            U = U * (divisor / torch.maximum(divisor, noise))
+        if kind == "floor":
+            return U
+        if kind == "bound":
+            limit = phases.per_block(most(o, s.step), U)
+            return torch.maximum(torch.minimum(U, limit), -limit)
+        if kind == "cut":
+            return U.masked_fill(root <= noise, 0.0)
+        for i, factor in s.factors.items():
+            eigenvalues = phases.diagonal(factor)
+            d = eigenvalues.shape[1]
+            least = d * torch.finfo(U.dtype).eps * eigenvalues.amax(1, keepdim=True)
+            U = U * linalg.along((eigenvalues > least).to(U.dtype), i, U.dim() - 1)
+        return U
+
+    phases.adam_ = adam_
+    try:
+        yield largest
+    finally:
+        phases.adam_ = original
+
+
+# The problem --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Digits:
+    """Images and labels, split in two."""
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+
+    @classmethod
+    def load(cls) -> "Digits":
+        data = load_digits()
+        x = torch.tensor(data.data, dtype=torch.float32) / 16
+        y = torch.tensor(data.target)
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+        train, test = order[:1400], order[1400:]
+        return cls(x[train], y[train], x[test], y[test])
+
+
+def mlp(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)
+    )
+
+
+def optimizer(model: nn.Module, lr: float, options: dict[str, Any]) -> EShampoo:
+    return EShampoo(model.parameters(), lr=lr, weight_decay=0.0, merge_dims=False, **options)
+
+
+def train(
+    data: Digits,
+    seed: int,
+    lr: float,
+    options: dict[str, Any],
+    steps: int,
+    disturbance: float = 0.0,
+    watch: Callable[[nn.Module, EShampoo, list[Tensor]], None] | None = None,
+) -> tuple[list[float], float, Tensor]:
+    """Losses of all steps, test error and the parameters at the end."""
+    model = mlp(seed)
+    ours = optimizer(model, lr, options)
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.Generator().manual_seed(1)
+    losses = []
+    for t in range(steps):
+        batch = torch.randint(len(data.x), (64,), generator=generator)
+        loss = nn.functional.cross_entropy(model(data.x[batch]), data.y[batch])
+        ours.zero_grad()
+        loss.backward()
+        if disturbance and t == 0:
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad *= 1 + disturbance * torch.randn(p.shape, generator=noise)
+        for group in ours.param_groups:  # cosine to zero
+            group["lr"] = lr * (0.5 + 0.5 * math.cos(math.pi * t / steps))
+        before = [p.detach().clone() for p in model.parameters()]
+        ours.step()
+        if watch is not None:
+            watch(model, ours, before)
+        losses.append(loss.item())
+    with torch.no_grad():
+        wrong = (model(data.x_test).argmax(1) != data.y_test).float().mean().item()
+    return losses, wrong, nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+# What is measured ---------------------------------------------------------------------------------
+
+
+def noise_share(data: Digits, options: dict[str, Any], steps: int = 8) -> float:
+    """Share of the squared update that lies where no gradient has ever been, over some steps.
+
+    The spans are taken from the gradients themselves in float64: all of them so far, as columns
+    (and rows) of what each parameter has seen.
+    """
+    seen: dict[int, list[Tensor]] = {}
+    total = outside = 0.0
+
+    def watch(model: nn.Module, ours: EShampoo, before: list[Tensor]) -> None:
+        nonlocal total, outside
+        for i, (p, old) in enumerate(zip(model.parameters(), before, strict=True)):
+            assert p.grad is not None
+            seen.setdefault(i, []).append(p.grad.double().reshape(p.shape[0], -1))
+            U = (p.detach().double() - old.double()).reshape(p.shape[0], -1)
+            inside = U
+            for mode in range(2):
+                stacked = torch.cat([g if mode == 0 else g.T for g in seen[i]], 1)
+                left, values, _ = torch.linalg.svd(stacked, full_matrices=False)
+                span = left[:, values > 1e-9 * values[0]]
+                inside = span @ (span.T @ inside) if mode == 0 else (inside @ span) @ span.T
+            total += U.square().sum().item()
+            outside += (U - inside).square().sum().item()
+
+    train(data, 0, 1e-3, options, steps, watch=watch)
+    return outside / total
+
+
+def apart(data: Digits, options: dict[str, Any], steps: int = 8) -> float:
+    """How far one disturbance at rounding level of the first gradient brings the parameters."""
+    one = train(data, 0, 1e-3, options, steps)[2]
+    two = train(data, 0, 1e-3, options, steps, disturbance=1e-7)[2]
+    return (one - two).abs().max().item()
+
+
+def mean_and_error(values: list[float]) -> str:
+    x = torch.tensor(values, dtype=torch.float64)
+    return f"{x.mean():.4f} ± {x.std() / len(values) ** 0.5:.4f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    data, seeds, steps = Digits.load(), range(arguments.seeds), arguments.steps
+    for title, options in SETTINGS.items():
+        print(f"\n{title}; {len(seeds)} seeds, {steps} steps")
+        print(
+            "| rule | noise in 8 steps | apart after 8 | best lr | largest entry "
+            "| loss of the first 50 | of the last 20 | test error |"
+        )
+        print("|---|---|---|---|---|---|---|---|", flush=True)
+        for name, (kind, kappa) in RULES.items():
+            chosen = {**options, "correction": "basis_aware" if name == "aware" else "naive"}
+            results = {}
+            with rule(kind, kappa) as largest:
+                share, far = noise_share(data, chosen), apart(data, chosen)
+                for lr in RATES:
+                    largest.clear()
+                    runs = [train(data, s, lr, chosen, steps) for s in seeds]
+                    results[lr] = runs, max(largest)
+            best = min(results, key=lambda lr: sum(sum(run[0][-20:]) for run in results[lr][0]))
+            runs, peak = results[best]
+            early = mean_and_error([sum(losses[:50]) / 50 for losses, _, _ in runs])
+            late = mean_and_error([sum(losses[-20:]) / 20 for losses, _, _ in runs])
+            wrong = mean_and_error([error for _, error, _ in runs])
+            print(
+                f"| {name} | {share:.1e} | {far:.1e} | {best:g} | {peak:.3g} "
+                f"| {early} | {late} | {wrong} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
