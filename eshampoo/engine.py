@@ -3,7 +3,6 @@
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -11,43 +10,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from . import phases
 from .blocks import Block, called, cut, is_sharded, local
 from .bucket import Bucket
 from .checkpoint import fill_, fill_from_adam_, pack, read_groups, read_state
 from .methods import Method
 from .options import Options
-from .refresh import Task, refresh_
+from .refresh import refresh_
 from .report import FactorReport, factor_reports
+from .work import Task, Update, advance, finish, graft_parameters, observe, post
 
 if TYPE_CHECKING:
     from .layout import Place
 
 OPTIMAL_LIMIT = 4096
 """Largest block for correction="optimal", which keeps a matrix of that size squared."""
-
-
-@dataclass
-class Update:
-    """Directions of some blocks of a bucket, and the squared norms that grafting compares."""
-
-    task: Task
-    start: int
-    stop: int
-    U: Tensor  # [n, …]
-    moving: Tensor  # [n]
-    norms: Tensor  # [2, n]: ‖U_graft‖², ‖U‖²
-
-    def owners(self, numbers: Mapping[Tensor, int]) -> Tensor:
-        """The number of each block's parameter."""
-        blocks = self.task.bucket.blocks[self.start : self.stop]
-        return torch.tensor([numbers[b.parameter] for b in blocks], device=self.U.device)
-
-    def graft_(self, norms: Tensor) -> None:
-        """U ← U ‖U_graft‖ / ‖U‖ with the given norms (Eq. grafting), then the parameters move."""
-        ratio = torch.where(norms[1] > 0, norms[0] / norms[1], torch.zeros_like(norms[0])).sqrt()
-        self.U.mul_(phases.per_block(ratio, self.U))
-        _apply_(self.task, self.start, self.stop, self.U, self.moving)
 
 
 class EigenbasisOptimizer(Optimizer):
@@ -198,19 +174,19 @@ class EigenbasisOptimizer(Optimizer):
         # 1. Gradients to statistics. Where no basis can change before the update, all the rest too.
         for task in tasks:
             if task.checks and not self.method.delayed:
-                _observe(task)
+                observe(task)
             else:
-                updates += _advance(task)
-                _post(shared)
+                updates += advance(task)
+                post(shared)
         # 2. Criteria, one copy to the host, and new bases where they are due.
         failures, skipped = refresh_(checking, tasks) if checking else ([], [])
         # 3. The rest of the step for those that waited for it.
         if not self.method.delayed:
             for task in checking:
-                updates += _finish(task)
-        self._graft_parameters(tasks, updates)
+                updates += finish(task)
+        graft_parameters(tasks, updates, self._parameters())
         # 4. Updates that other ranks worked on arrive.
-        _post(shared, everything=True)
+        post(shared, everything=True)
         for task in shared:
             task.exchange.finish(task.options.lr * task.options.weight_decay)
         if skipped and not self._warned:
@@ -309,24 +285,6 @@ class EigenbasisOptimizer(Optimizer):
                 "cause, or set nonfinite='skip' to leave such blocks out of the step"
             )
 
-    def _graft_parameters(self, tasks: Sequence[Task], updates: Sequence[Update]) -> None:
-        """Graft with the norms of whole parameters, summed over their blocks, wherever they are."""
-        numbers = {p: n for n, p in enumerate(self._parameters())}
-        totals: dict[tuple[Any, ...], Tensor] = {}
-        exchanges = {}
-        for task in tasks:  # alike on all ranks, also where there is no update to add
-            if _grafts_parameters(task):
-                step = task.bucket.stacks.step
-                totals.setdefault(task.place, step.new_zeros(2, len(numbers)))
-                exchanges[task.place] = task.bucket.exchange
-        for update in updates:
-            totals[update.task.place].index_add_(1, update.owners(numbers), update.norms)
-        for place, exchange in exchanges.items():
-            if exchange is not None:
-                exchange.totals_(totals[place])
-        for update in updates:
-            update.graft_(totals[update.task.place][:, update.owners(numbers)])
-
     # ---------------------------------------------------------------- reports
 
     @property
@@ -396,123 +354,6 @@ class EigenbasisOptimizer(Optimizer):
         fill_(self._buckets, values)
         for bucket, remembered in zip(self._buckets, history, strict=True):
             bucket.history = remembered
-
-
-# -------------------------------------------------------------------- a bucket's step
-
-
-def _parts(task: Task) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """Gradient and `live` of each part of a bucket in which any block has a gradient."""
-    bucket, o = task.bucket, task.options
-    if bucket.exchange is not None:
-        arrived = torch.empty_like(bucket.stacks.exp_avg)
-        there = bucket.exchange.receive(arrived)
-    for start, stop in bucket.parts():
-        here = task.present[start:stop]
-        if not any(here):
-            continue
-        if bucket.exchange is None:
-            G = bucket.gather(start, stop, task.present)
-            # Nothing is copied to the device in the common case.
-            everyone = torch.ones(stop - start, dtype=torch.bool, device=G.device)
-            present = everyone if all(here) else torch.tensor(here, device=G.device)
-            if task.verdicts is not None:  # what is wrong on another rank is wrong here
-                verdicts = task.verdicts[start:stop]
-                present &= verdicts != 2
-                G.masked_fill_(phases.per_block(verdicts == 1, G), torch.nan)
-        else:
-            G, present = arrived[start:stop], there[start:stop]
-        if o.maximize:
-            G.neg_()
-        yield start, stop, G, phases.admit_(bucket.stacks.narrow(start, stop), G, present, o)
-
-
-def _observe(task: Task) -> None:
-    """First half of a step at which bases may change: G̃ is kept until they are known."""
-    bucket = task.bucket
-    task.grad = torch.empty_like(bucket.stacks.exp_avg)
-    task.live = torch.zeros_like(bucket.stacks.step, dtype=torch.bool)
-    for start, stop, G, live in _parts(task):
-        s = bucket.stacks.narrow(start, stop)
-        task.grad[start:stop] = phases.observe_(s, G, live, task.options, bucket.method)
-        task.live[start:stop] = live
-
-
-def _finish(task: Task) -> Iterator[Update]:
-    """Second half of a step at which bases may change."""
-    assert task.grad is not None
-    assert task.live is not None
-    for start, stop in task.bucket.parts():
-        if any(task.present[start:stop]):
-            yield from _update(task, start, stop, task.grad[start:stop], task.live[start:stop])
-    task.grad = task.live = None
-
-
-def _advance(task: Task) -> Iterator[Update]:
-    """The whole step of a bucket, with the bases that it has."""
-    bucket = task.bucket
-    for start, stop, G, live in _parts(task):
-        s = bucket.stacks.narrow(start, stop)
-        G = phases.observe_(s, G, live, task.options, bucket.method)
-        yield from _update(task, start, stop, G, live)
-
-
-def _update(task: Task, start: int, stop: int, G: Tensor, live: Tensor) -> Iterator[Update]:
-    """Momentum, scale, direction and parameters; what must wait for other blocks is yielded."""
-    bucket, o, method = task.bucket, task.options, task.bucket.method
-    s = bucket.stacks.narrow(start, stop)
-    moving = live & (s.step >= 1)  # a delayed method only observes its first gradient
-    U = phases.direction(s, G, moving, o, method)
-    if method.rotated or o.graft is None:
-        _apply_(task, start, stop, U, moving)
-        return
-    graft = phases.graft_direction(s, G, moving, o)
-    norms = torch.stack([phases.squared_norms(graft), phases.squared_norms(U)])
-    checked = [bucket.checked(slot) for slot in range(start, stop)]
-    if not all(checked):  # without a basis yet, the grafting method takes the step alone
-        ready = torch.tensor(checked, device=U.device)
-        U = torch.where(phases.per_block(ready, U), U, graft)
-        norms = torch.where(ready, norms, norms[0])
-    update = Update(task, start, stop, U, moving, norms)
-    if _grafts_parameters(task):
-        yield update
-    else:
-        update.graft_(norms)
-
-
-def _apply_(task: Task, start: int, stop: int, U: Tensor, moving: Tensor) -> None:
-    """W ← W − α (U + λW) for the blocks that move (decay after the update if bias_in_step)."""
-    bucket, o = task.bucket, task.options
-    if bucket.method.bias_in_step and o.weight_decay != 0:
-        U.mul_(1 - o.lr * o.weight_decay)
-    pace = phases.per_block(moving.to(U.dtype), U) * -o.lr
-    if bucket.exchange is not None:  # the ranks that hold the parameter see to its decay
-        task.keep_(start, stop, U.mul_(pace), moving)
-        return
-    weights, updates = bucket.weights_and_rows(U, start, task.present)
-    if o.weight_decay != 0:
-        torch._foreach_add_(updates, weights, alpha=o.weight_decay)
-    U.mul_(pace)
-    torch._foreach_add_(weights, updates)
-
-
-def _post(shared: Sequence[Task], everything: bool = False) -> None:
-    """Send finished updates on their way, in the order of the buckets, alike on all ranks."""
-    for task in shared:
-        if task.posted:
-            continue
-        # Grafting whole parameters needs a sum over ranks before anything can be sent.
-        complete = task.done == len(task.bucket.blocks)
-        if not everything and (not complete or not task.bucket.method.rotated):
-            return
-        task.post()
-
-
-def _grafts_parameters(task: Task) -> bool:
-    """Whether updates wait for the norms of other blocks of their parameter."""
-    o, bucket = task.options, task.bucket
-    grafts = not bucket.method.rotated and o.graft is not None
-    return grafts and o.graft_scope == "parameter" and bucket.several
 
 
 # -------------------------------------------------------------------- what is refused

@@ -141,7 +141,7 @@ def adam_(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) -> T
     root_bias = bias(o.betas[1] if optimal else o.beta_scale, s.step).sqrt()
     # M̃ is divided by (1−β1^t) (√D/√(1−β3^t) + ε) = gain · √D + shift.
     gain = (bias1 / root_bias).unsqueeze(1)
-    shift = (gain if method.bias_in_step else bias1.unsqueeze(1)) * o.eps
+    shift = (gain if method.bias_in_step else bias1.unsqueeze(1)) * max(o.eps, 1e-30)
     for M_c, D_c, G_c in chunks(s.exp_avg, D, G):
         average_(M_c, G_c, o.betas[0], moving)
         if not optimal:

@@ -9,61 +9,13 @@ import torch
 from torch import Tensor
 
 from . import linalg, phases
-from .bucket import Bucket
-from .options import Options
+from .work import Task
 
 if TYPE_CHECKING:
-    from .layout import Exchange
+    pass
 
 REORTHONORMALIZE = 50
 """After so many changes Q is made orthonormal again: each adds about 1e-7 in float32."""
-
-
-@dataclass
-class Task:
-    """What one bucket does in one step."""
-
-    bucket: Bucket
-    options: Options
-    present: list[bool]  # which blocks have a gradient
-    clock: list[int]  # t of each block after this step, as far as the host knows
-    checks: dict[int, float]  # τ of the blocks for which t mod F = 0, as far as the host knows
-    grad: Tensor | None = None  # [N, …]: G̃ while the criteria are being read
-    live: Tensor | None = None  # [N]
-    verdicts: Tensor | None = None  # [N]: what other ranks say of element-wise blocks
-    updates: Tensor | None = None  # [N, …]: for other ranks, if the bucket has an exchange
-    moving: Tensor | None = None  # [N]
-    done: int = 0  # blocks whose update is there
-    posted: bool = False  # the updates are on their way
-
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """Tasks that agree in this can add up norms: ranks, device and dtype."""
-        step, exchange = self.bucket.stacks.step, self.bucket.exchange
-        return (None if exchange is None else exchange.place, step.device, step.dtype)
-
-    @property
-    def exchange(self) -> "Exchange":
-        assert self.bucket.exchange is not None
-        return self.bucket.exchange
-
-    def keep_(self, start: int, stop: int, U: Tensor, moving: Tensor) -> None:
-        """Keep updates until they are posted."""
-        s = self.bucket.stacks
-        if self.updates is None or self.moving is None:
-            self.updates = torch.empty_like(s.exp_avg)
-            self.moving = torch.empty_like(s.step, dtype=torch.bool)
-        self.updates[start:stop] = U
-        self.moving[start:stop] = moving
-        self.done += stop - start
-
-    def post(self) -> None:
-        """Send the updates to the ranks that hold the parameters."""
-        s = self.bucket.stacks
-        if self.updates is None or self.moving is None:  # this rank owns no block of the bucket
-            self.updates, self.moving = s.exp_avg, torch.empty_like(s.step, dtype=torch.bool)
-        self.exchange.send(self.updates, self.moving)
-        self.posted, self.updates = True, None
 
 
 class Failure(NamedTuple):

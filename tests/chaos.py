@@ -3,7 +3,7 @@
     python tests/chaos.py [--kills 50] [--seed S]
 
 Every run is the lab's own training loop on the digits in a process of its own, with a checkpoint
-every few steps. It is killed at a random moment, also while it starts, trains, or writes, and then
+every few steps. It is killed at a random point, be it starting, training or writing, and then
 resumed; some are killed several times. Its losses, basis computations, criteria and the two
 checkpoints that it leaves must be those of a run that was left alone, in every bit.
 """
@@ -53,6 +53,18 @@ def start(run: Run, data: Dataset, out: Path, resume: bool) -> int:
     return process
 
 
+def kill(process: int, out: Path, step: int, seconds: float) -> int:
+    """Kill a run a moment after its last checkpoint before some step; how it ended."""
+    while step >= EVERY and not (out / f"checkpoint-{step // EVERY * EVERY:08d}.pt").exists():
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:  # it had come further before it was killed the last time, and is done
+            return status
+        time.sleep(1e-4)
+    time.sleep(seconds * EVERY / STEPS)
+    os.kill(process, signal.SIGKILL)
+    return os.waitpid(process, 0)[1]
+
+
 def finish(process: int) -> None:
     _, status = os.waitpid(process, 0)
     assert os.waitstatus_to_exitcode(status) == 0, "the run failed"
@@ -91,9 +103,7 @@ def trials(kills: int, seed: int, folder: Path) -> Iterator[str]:
         lives = []
         for life in range(min(chance.choice((1, 1, 1, 2, 3)), kills - killed)):
             process = start(run, data, out, resume=life > 0)
-            time.sleep(chance.uniform(0, seconds))
-            os.kill(process, signal.SIGKILL)
-            _, status = os.waitpid(process, 0)
+            status = kill(process, out, chance.randrange(STEPS), chance.random() * seconds)
             if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
                 killed += 1
                 newest = checkpoints(out)

@@ -33,10 +33,6 @@ def test_a_plain_step_reads_nothing(method):
     assert count(optimizer.step).reads == []
 
 
-@pytest.mark.xfail(
-    reason="the engine makes `present` from a list in every part: on a GPU a copy that waits",
-    strict=True,
-)
 @pytest.mark.parametrize("method", [EShampoo, Shampoo, SOAP, KLShampoo])
 def test_a_plain_step_uploads_nothing(method):
     optimizer = build(method, 3, frequency=NEVER)
