@@ -32,5 +32,11 @@ type: $(READY)  ## mypy, strict
 bench: $(READY)  ## measure against peers and the matrix-product limit: docs/benchmarks.md
 	$(BIN)/python -m benchmarks.run
 
+fuzz: $(READY)  ## 10,000 random cases against the oracles, seeds printed; ten minutes
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --cases 10000
+
+chaos: $(READY)  ## runs killed with SIGKILL at 50 random points resume bit for bit; two minutes
+	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos.py --kills 50
+
 clean:  ## remove what the targets made
 	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -237,17 +237,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--setting", default="", help="only settings with this in their name")
+    parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data, seeds, steps = Digits.load(), range(arguments.seeds), arguments.steps
     for title, options in SETTINGS.items():
+        if arguments.setting not in title:
+            continue
         print(f"\n{title}; {len(seeds)} seeds, {steps} steps")
         print(
             "| rule | noise in 8 steps | apart after 8 | best lr | largest entry "
             "| loss of the first 50 | of the last 20 | test error |"
         )
         print("|---|---|---|---|---|---|---|---|", flush=True)
-        for name, (kind, kappa) in RULES.items():
+        for name in arguments.rules:
+            kind, kappa = RULES[name]
             chosen = {**options, "correction": "basis_aware" if name == "aware" else "naive"}
             results = {}
             with rule(kind, kappa) as largest:

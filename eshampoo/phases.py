@@ -136,6 +136,7 @@ def adam_(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) -> T
     With bias_in_step it is  M̃/(1−β1^t) · √(1−β3^t) ⊘ (√D + ε).
     """
     D = scale(s)
+    G = G.contiguous()  # chunks are views; a rotation that leaves the last mode out permutes
     optimal = s.exp_avg_sq is None
     _, bias1 = momentum(s.exp_avg[:0], G[:0], s.step, o)
     root_bias = bias(o.betas[1] if optimal else o.beta_scale, s.step).sqrt()

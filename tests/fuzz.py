@@ -338,6 +338,13 @@ CORPUS = [
         ({"beta3": 0.5, "correction": "optimal", "vectors": "full", "lr": 1e-2},),
         (Parameter(()),),
     ),
+    # A rotation that leaves the last mode out returns a permuted stack, and what was written into
+    # its chunks was lost: the raw gradient became the update.
+    Case(
+        "EShampoo",
+        ({"oversize": "identity", "max_dim": 2, "merge_dims": False, "tau": 0.0, "lr": 1e-2},),
+        (Parameter((1, 2)), Parameter((2, 2, 3))),
+    ),
     # vectors="adam" holds for FullMatrixAdam too.
     Case("FullMatrixAdam", ({"vectors": "adam", "tau": 0.0, "lr": 1e-2},), (Parameter((2,)),)),
 ]
