@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +82,13 @@ def left_behind(out: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return log, files
 
 
-def trials(kills: int, seed: int, folder: Path) -> Iterator[str]:
+def trials(kills: int, methods: Sequence[str], seed: int, folder: Path) -> Iterator[str]:
     """Kill that often in all; what happened, run by run."""
     chance = random.Random(seed)
     whole = {}
     killed = 0
     while killed < kills:
-        method = METHODS[killed % len(METHODS)]
+        method = methods[killed % len(methods)]
         if method not in whole:
             run = described(method)
             data = setting(run).data(None)
@@ -118,11 +118,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 1_000_000)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{arguments.kills} kills, seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for line in trials(arguments.kills, arguments.seed, Path(folder)):
+        for line in trials(arguments.kills, arguments.methods, arguments.seed, Path(folder)):
             print(line, flush=True)
     print(f"{arguments.kills} kills: every run came to the same end, bit for bit", flush=True)
 
