@@ -39,23 +39,27 @@ def diagonal(A: Tensor) -> Tensor:
     return A.diagonal(dim1=1, dim2=2)
 
 
-def average_(average: Tensor, value: Tensor, beta: float, live: Tensor) -> None:
-    """X ← βX + (1−β)·value, or X + value for β = 1 (AdaGrad's sum), where live."""
-    gain = per_block(live.to(average.dtype) * (1.0 - beta if beta < 1 else 1.0), average)
+def share(beta: float, live: Tensor, like: Tensor) -> Tensor:
+    """What a new value weighs, per block: 1 − β, or 1 in a sum (β = 1); 0 where not live."""
+    return live.to(like.dtype) * (1.0 - beta if beta < 1 else 1.0)
+
+
+def average_(average: Tensor, value: Tensor, beta: float, weight: Tensor) -> None:
+    """X ← βX + (1−β)·value, or X + value for β = 1 (AdaGrad's sum), with the weight of `share`."""
     if beta < 1:
-        average.lerp_(value, gain)
+        average.lerp_(value, per_block(weight, average))
     else:
-        average.addcmul_(value, gain)
+        average.addcmul_(value, per_block(weight, average))
 
 
-def average_gram_(factor: Tensor, X: Tensor, beta: float, live: Tensor) -> None:
+def average_gram_(factor: Tensor, X: Tensor, beta: float, weight: Tensor) -> None:
     """L ← βL + (1−β) XXᵀ for X [N, d, r], the lower part in block rows, the rest mirrored."""
     d = factor.shape[1]
     rows = d if d < GRAM_WHOLE else -(-d // 4)
     for start in range(0, d, rows):
         stop = min(start + rows, d)
         product = torch.bmm(X[:, start:stop], X[:, :stop].transpose(1, 2))
-        average_(factor[:, start:stop, :stop], product, beta, live)
+        average_(factor[:, start:stop, :stop], product, beta, weight)
         factor[:, :start, start:stop] = factor[:, start:stop, :start].transpose(1, 2)
 
 
@@ -84,6 +88,7 @@ def admit_(s: Stacks, G: Tensor, present: Tensor, o: Options) -> Tensor:
 def observe_(s: Stacks, G: Tensor, live: Tensor, o: Options, method: Method) -> Tensor:
     """G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ in the basis (Eq. ema-shampoo-practical)."""
     beta2 = o.betas[1]
+    weight = share(beta2, live, G)
     if method.rotated:
         G = linalg.rotate(G, s.bases)
     if method.whitened:
@@ -98,10 +103,10 @@ def observe_(s: Stacks, G: Tensor, live: Tensor, o: Options, method: Method) -> 
             for j in roots.keys() - {i}:
                 X = X * roots[j]
             X = X / math.sqrt(math.prod(G.shape[1:]) / G.shape[i + 1])
-        average_gram_(factor, linalg.unfold(X, i), beta2, live)
+        average_gram_(factor, linalg.unfold(X, i), beta2, weight)
     if s.full is not None:
         g = G.flatten(1)
-        average_(s.full, g.unsqueeze(2) * g.unsqueeze(1), beta2, live)
+        average_(s.full, g.unsqueeze(2) * g.unsqueeze(1), beta2, weight)
     return G
 
 
@@ -118,9 +123,9 @@ def direction(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) 
     """Momentum and scale see G̃, and give U = Q_L ( D^{-p} ⊙ M̃ ) Q_Rᵀ (Lemma 1); G̃ is used up."""
     if method.second_moment:
         return linalg.rotate_back(adam_(s, G, moving, o, method), s.bases)
-    average_(s.exp_avg, G, o.betas[0], moving)
-    M, bias1 = momentum(s.exp_avg, G, s.step, o)
-    U = M / per_block(bias1, M)
+    average_(s.exp_avg, G, o.betas[0], share(o.betas[0], moving, G))
+    M = look_ahead(s.exp_avg, G, o)
+    U = M / per_block(momentum_bias(s.step, o), M)
     if method.rotated:
         for w in whitening(s, s.step, o).values():
             U = U * w
@@ -138,26 +143,29 @@ def adam_(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) -> T
     D = scale(s)
     G = G.contiguous()  # chunks are views; a rotation that leaves the last mode out permutes
     optimal = s.exp_avg_sq is None
-    _, bias1 = momentum(s.exp_avg[:0], G[:0], s.step, o)
+    bias1 = momentum_bias(s.step, o)
     root_bias = bias(o.betas[1] if optimal else o.beta_scale, s.step).sqrt()
     # M̃ is divided by (1−β1^t) (√D/√(1−β3^t) + ε) = gain · √D + shift.
     gain = (bias1 / root_bias).unsqueeze(1)
     shift = (gain if method.bias_in_step else bias1.unsqueeze(1)) * max(o.eps, 1e-30)
+    share1, share3 = share(o.betas[0], moving, G), share(o.beta_scale, moving, G)
     for M_c, D_c, G_c in chunks(s.exp_avg, D, G):
-        average_(M_c, G_c, o.betas[0], moving)
+        average_(M_c, G_c, o.betas[0], share1)
         if not optimal:
-            average_(D_c, G_c.square(), o.beta_scale, moving)
-        ahead, _ = momentum(M_c, G_c, s.step, o)
+            average_(D_c, G_c.square(), o.beta_scale, share3)
+        ahead = look_ahead(M_c, G_c, o)
         torch.div(ahead, torch.addcmul(shift, gain, D_c.sqrt()), out=G_c)
     return G
 
 
-def momentum(M: Tensor, G: Tensor, step: Tensor, o: Options) -> tuple[Tensor, Tensor]:
-    """M̃ and its bias 1 − β1^t; one step ahead with nesterov."""
-    beta1 = o.betas[0]
-    if o.nesterov:
-        return torch.lerp(G, M, beta1), bias(beta1, step.clamp_min(1.0) + 1)
-    return M, bias(beta1, step)
+def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
+    """M̃, or with nesterov β1 M̃ + (1−β1) G̃."""
+    return torch.lerp(G, M, o.betas[0]) if o.nesterov else M
+
+
+def momentum_bias(step: Tensor, o: Options) -> Tensor:
+    """1 − β1^t, one step ahead with nesterov."""
+    return bias(o.betas[0], step.clamp_min(1.0) + 1 if o.nesterov else step)
 
 
 def scale(s: Stacks) -> Tensor:
@@ -200,10 +208,11 @@ def root(Q: Tensor, eigenvalues: Tensor, order: int, o: Options) -> Tensor:
 
 def graft_direction(s: Stacks, G: Tensor, moving: Tensor, o: Options) -> Tensor:
     """The update of the grafting method, from the same momentum as Shampoo's own."""
-    M, bias1 = momentum(s.exp_avg, G, s.step, o)
+    M, bias1 = look_ahead(s.exp_avg, G, o), momentum_bias(s.step, o)
     if s.exp_avg_sq is None:
         return M / per_block(bias1, M)
-    average_(s.exp_avg_sq, G.square(), 1.0 if o.graft == "adagrad" else o.betas[1], moving)
+    beta = 1.0 if o.graft == "adagrad" else o.betas[1]
+    average_(s.exp_avg_sq, G.square(), beta, share(beta, moving, G))
     correction = bias(o.betas[1], s.step) if o.graft == "adam" else torch.ones_like(s.step)
     D = s.exp_avg_sq / per_block(correction, s.exp_avg_sq)
     return M / (per_block(bias1, M) * (D.sqrt() + o.eps))
