@@ -29,7 +29,7 @@ lint: $(READY)  ## ruff
 type: $(READY)  ## mypy, strict
 	$(BIN)/mypy
 
-bench: $(READY)  ## measure against peers and the matrix-product limit: docs/benchmarks.md
+bench: $(READY)  ## measure against peers and the matrix-product limit; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.run
 
 fuzz: $(READY)  ## 10,000 random cases against the oracles, seeds printed; ten minutes
