@@ -32,10 +32,10 @@ type: $(READY)  ## mypy, strict
 bench: $(READY)  ## measure against peers and the matrix-product limit; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.run
 
-fuzz: $(READY)  ## 10,000 random cases against the oracles, seeds printed; ten minutes
+fuzz: $(READY)  ## 10,000 random cases against the oracles, seeds printed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --cases 10000
 
-chaos: $(READY)  ## runs killed with SIGKILL at 50 random points resume bit for bit; two minutes
+chaos: $(READY)  ## runs killed with SIGKILL at 50 random points resume bit for bit
 	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos.py --kills 50
 
 clean:  ## remove what the targets made

@@ -164,14 +164,18 @@ class Bucket:
         self.method = method if modes else method.without_basis()
         self.exchange = exchange
         # Whether any parameter has further blocks, here or elsewhere.
-        every = blocks if exchange is None else exchange.blocks
-        self.several = any(block.total > 1 for block in every)
+        self.several = any(block.total > 1 for block in self.every)
         self.stacks = Stacks.zeros(len(blocks), shape, modes, self.method, options, like)
         self.books = Books(len(blocks), len(modes))
         self.history: dict[int, deque[tuple[int, float, bool]]] = {}
         # The host's idea of t: never behind the device, which does not count skipped gradients.
         self.clock = [-1 if method.delayed else 0] * len(blocks)
         self.skipped = [0] * len(blocks)  # as of the last time that the host read anything
+
+    @property
+    def every(self) -> list[Block]:
+        """The blocks of all ranks."""
+        return self.blocks if self.exchange is None else self.exchange.blocks
 
     @property
     def parameters(self) -> list[Tensor]:

@@ -181,9 +181,8 @@ def _expected(buckets: Sequence[Bucket]) -> dict[Tensor, dict[str, tuple[int, ..
     """Per parameter, the names and shapes of its state."""
     shapes: dict[Tensor, dict[str, tuple[int, ...]]] = {}
     for bucket in buckets:
-        blocks = bucket.blocks if bucket.exchange is None else bucket.exchange.blocks
         for p in bucket.parameters:
-            count = sum(block.parameter is p for block in blocks)
+            count = sum(block.parameter is p for block in bucket.every)
             for name, stack in bucket.named().items():
                 shape = (count, *stack.shape[1:])
                 if not bucket.modes:
@@ -216,8 +215,7 @@ def _check_adam(
 def fill_(buckets: Sequence[Bucket], state: State) -> None:
     """Write a state into the stacks."""
     for bucket, p in _in_order(buckets, state):
-        blocks = bucket.blocks if bucket.exchange is None else bucket.exchange.blocks
-        numbers = [block.number for block in blocks if block.parameter is p]
+        numbers = [block.number for block in bucket.every if block.parameter is p]
         for name, stack in bucket.named().items():
             value = state[p][bucket.named_as(name, p)]
             if not bucket.modes:

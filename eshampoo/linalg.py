@@ -1,4 +1,4 @@
-"""Batched linear algebra: mode products, Gram matrices, the criterion, and the solvers Λ̂ → V.
+"""Batched linear algebra: mode products, the criterion, and the solvers Λ̂ → V.
 
 Legend: X is a stack [N, d_1, …, d_k] of blocks; Q, V [N, d, d] are stacks of orthogonal matrices;
 Λ̂ = QᵀLQ [N, d, d] is a factor seen in its current basis. Modes count from 0, so mode i is dimension
@@ -43,13 +43,6 @@ def rotate_back(X: Tensor, bases: Mapping[int, Tensor]) -> Tensor:
     for mode, Q in bases.items():
         X = mode_product(X, Q.transpose(1, 2), mode)
     return X
-
-
-def gram(X: Tensor, mode: int, Y: Tensor | None = None) -> Tensor:
-    """X_(i) Y_(i)ᵀ with the mode-i unfoldings; for a matrix GGᵀ (i = 0) and GᵀG (i = 1)."""
-    X_i = unfold(X, mode)
-    Y_i = X_i if Y is None else unfold(Y, mode)
-    return torch.bmm(X_i, Y_i.transpose(1, 2))
 
 
 def along(vector: Tensor, mode: int, order: int) -> Tensor:

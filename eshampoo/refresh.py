@@ -3,16 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import linalg, phases
 from .work import Task
-
-if TYPE_CHECKING:
-    pass
 
 REORTHONORMALIZE = 50
 """After so many changes Q is made orthonormal again: each adds about 1e-7 in float32."""
@@ -94,9 +91,9 @@ def _read(
     values = {place: iter(torch.cat(parts).tolist()) for place, parts in columns.items()}
     read = []
     for task, factors in zip(tasks, seen, strict=True):
-        step = task.bucket.stacks.step
+        bucket, step = task.bucket, task.bucket.stacks.step
         stream = values[step.device, step.dtype]
-        *criteria, steps = [[next(stream) for _ in step] for _ in range(len(factors) + 1)]
+        *criteria, steps = [[next(stream) for _ in bucket.blocks] for _ in range(len(factors) + 1)]
         read.append((criteria, steps))
     found = []
     for task in counted:

@@ -208,14 +208,15 @@ def graft_parameters(
     tasks: Sequence[Task], updates: Sequence[Update], params: Sequence[Tensor]
 ) -> None:
     """Graft with the norms of whole parameters, summed over their blocks, wherever they are."""
+    grafted = [task for task in tasks if _grafts_parameters(task)]
+    if not grafted:
+        return
     numbers = {p: n for n, p in enumerate(params)}
     totals: dict[tuple[Any, ...], Tensor] = {}
     exchanges = {}
-    for task in tasks:  # alike on all ranks, also where there is no update to add
-        if _grafts_parameters(task):
-            step = task.bucket.stacks.step
-            totals.setdefault(task.place, step.new_zeros(2, len(numbers)))
-            exchanges[task.place] = task.bucket.exchange
+    for task in grafted:  # alike on all ranks, also where there is no update to add
+        totals.setdefault(task.place, task.bucket.stacks.step.new_zeros(2, len(numbers)))
+        exchanges[task.place] = task.bucket.exchange
     for update in updates:
         totals[update.task.place].index_add_(1, update.owners(numbers), update.norms)
     for place, exchange in exchanges.items():

@@ -360,6 +360,17 @@ CORPUS = [
 ]
 
 
+def random_cases(count: int) -> settings:
+    """Hypothesis draws so many cases, afresh, and makes one that fails small."""
+    return settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+    )
+
+
 def fuzz(number: int, first_seed: int) -> int:
     """Run the cases in rounds; how many did not match."""
     done = magnified = 0
@@ -369,13 +380,7 @@ def fuzz(number: int, first_seed: int) -> int:
         ran = 0
 
         @seed(first_seed)
-        @settings(
-            max_examples=count,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate, Phase.shrink],
-        )
+        @random_cases(count)
         @given(case=cases())
         def attempt(case):
             nonlocal ran, magnified

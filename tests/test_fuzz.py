@@ -1,8 +1,8 @@
 """A few hundred random cases against the oracles, and all that ever failed; see fuzz.py."""
 
 import pytest
-from fuzz import CORPUS, Case, Parameter, cases, check
-from hypothesis import HealthCheck, Phase, example, given, seed, settings
+from fuzz import CORPUS, Case, Parameter, cases, check, random_cases
+from hypothesis import Phase, example, given, seed, settings
 
 
 def with_corpus(test):
@@ -16,13 +16,7 @@ def with_corpus(test):
 @pytest.mark.parametrize("part", range(4))
 def test_any_case_follows_the_oracle(part):
     @seed(part)
-    @settings(
-        max_examples=75,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate, Phase.shrink],
-    )
+    @random_cases(75)
     @given(case=cases())
     def attempt(case):
         check(case)
