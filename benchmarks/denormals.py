@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from eshampoo import SOAP, EShampoo, KLShampoo, Shampoo
+from eshampoo.phases import SETTLE_EVERY
 
 KINDS = {
     "normal": (1.0, 1.0),  # size of the gradients, and what the state is scaled to
@@ -46,6 +47,8 @@ def prepared(name: str, size: int, kind: str) -> tuple[Optimizer, Tensor]:
         elif key == "exp_avg_sq" or key.startswith("factor"):
             value.mul_(min(state, max(state**2, 1e-40)))
     p.grad = G * gradient
+    for _ in range(SETTLE_EVERY):  # what is denormal is looked for now and then
+        optimizer.step()
     return optimizer, p
 
 

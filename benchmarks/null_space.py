@@ -81,10 +81,11 @@ def rule(kind: str, kappa: float) -> Iterator[list[float]]:
 
     def adam_(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) -> Tensor:
         D = phases.scale(s)
-        phases.average_(s.exp_avg, G, o.betas[0], moving)
+        phases.average_(s.exp_avg, G, o.betas[0], phases.share(o.betas[0], moving, G))
         if s.exp_avg_sq is not None:
-            phases.average_(D, G.square(), o.beta_scale, moving)
-        M, bias1 = phases.momentum(s.exp_avg, G, s.step, o)
+            weight = phases.share(o.beta_scale, moving, G)
+            phases.average_(D, G.square(), o.beta_scale, weight)
+        M, bias1 = phases.look_ahead(s.exp_avg, G, o), phases.momentum_bias(s.step, o)
         root = (D / phases.per_block(phases.bias(o.beta_scale, s.step), D)).sqrt()
         U = M / phases.per_block(bias1, M) / (root + o.eps)
         if s.factors:

@@ -51,8 +51,9 @@ class EShampoo(EigenbasisOptimizer):
         refresh_to: "partial" brings the criterion down to refresh_to · τ.
         qr_iterations: I, the most iterations of "qr".
         beta3: β3, the averaging constant of D; None means β2.
-        correction: D on a change of basis: "naive" keeps it (Algorithm 2), "basis_aware" maps it
-            by V^{⊙2} (appendix), "optimal" takes diag(QᵀAQ) from the full matrix A (Algorithm 1;
+        correction: D on a change of basis: "naive" keeps it (Algorithm 2); "bounded" keeps it and
+            cuts off what Adam could not reach in a basis that stands still; "basis_aware" maps it
+            by V^{⊙2} (appendix); "optimal" takes diag(QᵀAQ) from the full matrix A (Algorithm 1;
             blocks of at most 4096 elements).
         vectors: 1-D parameters: "adam", or "full" for full-matrix Adam.
         matrices: parameters of two and more dimensions: "kronecker", or "adam".

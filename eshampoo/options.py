@@ -15,7 +15,7 @@ from .methods import Method
 
 Solver = Literal["eigh", "qr", "power", "partial"]
 Slots = Literal["rank", "match"]
-Correction = Literal["naive", "basis_aware", "optimal"]
+Correction = Literal["naive", "bounded", "basis_aware", "optimal"]
 Vectors = Literal["adam", "full"]
 Matrices = Literal["kronecker", "adam"]
 Oversize = Literal["split", "identity"]

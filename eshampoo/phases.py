@@ -29,6 +29,10 @@ CHUNK = 1 << 16
 """Entries that element-wise work is done on at a time on a CPU, so that they stay in its cache."""
 
 
+SETTLE_EVERY = 64
+"""Steps between two looks for averages that are about to become denormal numbers."""
+
+
 def per_block(weights: Tensor, like: Tensor) -> Tensor:
     """Shape [N] as [N, 1, …, 1]."""
     return weights.view(-1, *[1] * (like.dim() - 1))
@@ -73,16 +77,30 @@ def bias(beta: float, step: Tensor) -> Tensor:
 def admit_(s: Stacks, G: Tensor, present: Tensor, o: Options) -> Tensor:
     """Zero the gradients that are not finite, count the step of the others: `live` [N].
 
-    A gradient whose squares overflow is not finite either. Nothing is read by the host.
+    A gradient whose squares overflow is not finite either; one whose squares vanish is zero, so
+    that it leaves no denormal numbers, which processors are slow with. The host reads nothing.
     """
     live = present
     if o.nonfinite == "skip":
-        finite = torch.isfinite(torch.linalg.vector_norm(G.flatten(1), dim=1))
-        G.masked_fill_(per_block(~finite, G), 0.0)
+        norms = torch.linalg.vector_norm(G.flatten(1), dim=1)
+        finite = torch.isfinite(norms)
+        least = math.sqrt(torch.finfo(G.dtype).tiny)
+        G.masked_fill_(per_block(~finite | (norms <= least), G), 0.0)
         live = present & finite
         s.skipped.add_(present & ~finite)
     s.step.add_(live)
     return live
+
+
+def settle_(s: Stacks, live: Tensor) -> None:
+    """Zero averages that are on their way down to denormal numbers: their gradients have stopped.
+
+    What stays needs 150 further steps to become denormal at β1 = 0.9, more than `SETTLE_EVERY`.
+    """
+    for X in (s.exp_avg, s.exp_avg_sq, s.full, *s.factors.values()):
+        if X is not None:
+            least = per_block(live, X) * (2**24 * torch.finfo(X.dtype).tiny)
+            X.masked_fill_(X.abs() < least, 0.0)
 
 
 def observe_(s: Stacks, G: Tensor, live: Tensor, o: Options, method: Method) -> Tensor:
@@ -97,13 +115,16 @@ def observe_(s: Stacks, G: Tensor, live: Tensor, o: Options, method: Method) -> 
         first = per_block(previous < 1, G)
         roots = {i: torch.where(first, 1.0, w) for i, w in whitening(s, previous, o).items()}
     for i, factor in s.factors.items():
-        X = G
+        X, seen = G, weight
         if method.whitened:
             # KL-Shampoo: L ← β2 L + (1−β2)/n · G R⁻¹ Gᵀ
             for j in roots.keys() - {i}:
                 X = X * roots[j]
             X = X / math.sqrt(math.prod(G.shape[1:]) / G.shape[i + 1])
-        average_gram_(factor, linalg.unfold(X, i), beta2, weight)
+            # R⁻¹ reaches 1/ε, so squares can overflow; L then stands still.
+            finite = torch.isfinite(torch.linalg.vector_norm(X.flatten(1), dim=1))
+            X, seen = X.masked_fill(per_block(~finite, X), 0.0), weight * finite
+        average_gram_(factor, linalg.unfold(X, i), beta2, seen)
     if s.full is not None:
         g = G.flatten(1)
         average_(s.full, g.unsqueeze(2) * g.unsqueeze(1), beta2, weight)
@@ -149,13 +170,48 @@ def adam_(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) -> T
     gain = (bias1 / root_bias).unsqueeze(1)
     shift = (gain if method.bias_in_step else bias1.unsqueeze(1)) * max(o.eps, 1e-30)
     share1, share3 = share(o.betas[0], moving, G), share(o.beta_scale, moving, G)
+    least = rounding(s, root_bias, o)
+    limit = adam_bound(s.step, o).unsqueeze(1) if o.correction == "bounded" else None
     for M_c, D_c, G_c in chunks(s.exp_avg, D, G):
         average_(M_c, G_c, o.betas[0], share1)
         if not optimal:
             average_(D_c, G_c.square(), o.beta_scale, share3)
         ahead = look_ahead(M_c, G_c, o)
-        torch.div(ahead, torch.addcmul(shift, gain, D_c.sqrt()), out=G_c)
+        root = D_c.sqrt()
+        if least is not None:
+            torch.maximum(root, least, out=root)
+        torch.div(ahead, torch.addcmul(shift, gain, root), out=G_c)
+        if limit is not None:
+            torch.clamp(G_c, -limit, limit, out=G_c)
     return G
+
+
+def adam_bound(step: Tensor, o: Options) -> Tensor:
+    """c_t: no gradients bring |m̂|/√v̂ further than this, while the basis stands still.
+
+    With the weights a_k, b_k of the two averages, |Σ a_k g_k| ≤ √(Σ a_k²/b_k) √(Σ b_k g_k²).
+    """
+    beta1, beta3, t = o.betas[0], o.beta_scale, step.clamp_min(1.0)
+    if beta3 == 0:
+        return torch.full_like(t, math.inf)  # √v̂ is the last gradient alone
+    ratio = beta1**2 / beta3
+    total = t if ratio == 1 else (1 - ratio**t) / (1 - ratio)  # Σ_{k<t} a_k²/b_k · (1−β3)/(1−β1)²
+    if o.nesterov:
+        total = beta1**2 * total + 1 + 2 * beta1
+    weight = (1 - beta1) ** 2 / (1 - beta3 if beta3 < 1 else 1.0)
+    return (weight * total * bias(beta3, t)).sqrt() / momentum_bias(t, o)
+
+
+def rounding(s: Stacks, root_bias: Tensor, o: Options) -> Tensor | None:
+    """The least √D [N, 1] that is more than the rounding of G̃: 64 u √E‖G‖²; None without a basis.
+
+    Rotations leave an error of about u‖G‖ in every entry. Where nothing else ever was (the null
+    space of a factor), Adam would divide the error by itself and take a full-size step.
+    """
+    for factor in s.factors.values():
+        trace = diagonal(factor).sum(1) / bias(o.betas[1], s.step)
+        return (64 * torch.finfo(factor.dtype).eps * trace.sqrt() * root_bias).unsqueeze(1)
+    return None
 
 
 def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:

@@ -112,7 +112,11 @@ def _parts(task: Task) -> Iterator[tuple[int, int, Tensor, Tensor]]:
             G, present = arrived[start:stop], there[start:stop]
         if o.maximize:
             G.neg_()
-        yield start, stop, G, phases.admit_(bucket.stacks.narrow(start, stop), G, present, o)
+        s = bucket.stacks.narrow(start, stop)
+        live = phases.admit_(s, G, present, o)
+        if task.clock[start] % phases.SETTLE_EVERY == 0:
+            phases.settle_(s, live)
+        yield start, stop, G, live
 
 
 def observe(task: Task) -> None:

@@ -103,7 +103,7 @@ LAYOUT = {
 }
 SCALE = {
     "beta3": st.sampled_from([None, 0.5, 1.0]),
-    "correction": st.sampled_from(["naive", "basis_aware", "optimal"]),
+    "correction": st.sampled_from(["naive", "bounded", "basis_aware", "optimal"]),
 }
 OWN = {
     "EShampoo": {**LAYOUT, **SCALE},

@@ -341,7 +341,26 @@ class EShampoo(Oracle):
         else:
             block.D = average(block.D, apply(transposed(block.Q), G) ** 2, beta3)
             D = block.D / bias(beta3, block.t)
-        return apply(block.Q, apply(transposed(block.Q), M) / (D.sqrt() + self.eps))
+        U = apply(transposed(block.Q), M) / (D.sqrt() + self.eps)
+        if self.correction == "bounded":
+            c = self.bound(block.t, beta3)
+            U = U.clamp(-c, c)
+        return apply(block.Q, U)
+
+    def bound(self, t: int, beta3: float) -> float:
+        """c_t ≥ |m̂|/√v̂ from the weights of the two averages, one by one (Cauchy–Schwarz)."""
+        beta1 = self.betas[0]
+        total = 0.0
+        for k in range(t):  # the gradient of k steps ago
+            a = (1 - beta1) * beta1**k
+            if self.nesterov:
+                a = beta1 * a + (1 - beta1) * (k == 0)
+            b = (1 - beta3) * beta3**k if beta3 < 1 else 1.0
+            if b == 0:
+                return math.inf
+            total += a**2 / b
+        ahead = 1 - beta1 ** (t + 1 if self.nesterov else t)
+        return math.sqrt(total * bias(beta3, t)) / ahead
 
     def optimal(self, block: Block) -> Tensor:
         """D* = diag(Qᵀ A Q) with Q = Q_1 ⊗ Q_2 ⊗ … (row-major vec), Proposition 2."""

@@ -34,7 +34,7 @@ BAD = [
     ("refresh_to", -0.5, "[0, 1]"),
     ("solver", "jacobi", "'eigh', 'qr', 'power', 'partial'"),
     ("slots", "first", "'rank', 'match'"),
-    ("correction", "none", "'naive', 'basis_aware', 'optimal'"),
+    ("correction", "none", "'naive', 'bounded', 'basis_aware', 'optimal'"),
     ("vectors", "shampoo", "'adam', 'full'"),
     ("matrices", "full", "'kronecker', 'adam'"),
     ("oversize", "merge", "'split', 'identity'"),

@@ -99,10 +99,35 @@ def test_no_update_is_longer_than_adams(method, kind, frequency):
         assert rms <= (1.01 * most(t) if method == "Shampoo" else 10), t
 
 
+EVERY = [*NAMED, "1e-30 in places", "varying rank 1", "1e+10", "1e-5", "random"]
+
+
 @overflowing
-@pytest.mark.parametrize(
-    "kind", [*NAMED, "1e-30 in places", "varying rank 1", "1e+10", "1e-5", "random"]
-)
+@pytest.mark.parametrize("frequency", [1, 3])
+@pytest.mark.parametrize("kind", EVERY)
+def test_with_the_bounded_correction_adams_bound_holds_always(kind, frequency):
+    options = {"frequency": frequency, "tau": 0.0, "merge_dims": False, "correction": "bounded"}
+    for t, _, rotated in steps("EShampoo", kind, **options):
+        assert rotated.abs().max() <= 1.001 * most(t), t
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("kind", ["constant, then zero", "varying rank 1", "random"])
+def test_in_a_basis_that_stands_still_the_bound_never_acts(kind, nesterov):
+    ends = []
+    for correction in ("naive", "bounded"):
+        (W,) = parameters([torch.zeros(SHAPE)])
+        options = {"frequency": 10**6, "correction": correction, "nesterov": nesterov}
+        optimizer = EShampoo([W], lr=1.0, weight_decay=0.0, **options)
+        for G in gradients(kind):
+            W.grad = G.clone()
+            optimizer.step()
+        ends.append(W.detach())
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-6, atol=1e-6)
+
+
+@overflowing
+@pytest.mark.parametrize("kind", EVERY)
 def test_with_the_basis_aware_correction_adams_bound_holds_from_the_first_basis_on(kind):
     options = {"frequency": 1, "tau": 0.0, "merge_dims": False, "correction": "basis_aware"}
     for t, _, rotated in steps("EShampoo", kind, **options):
@@ -155,3 +180,75 @@ def test_a_single_huge_gradient_brings_no_huge_step():
         optimizer.step()
         assert all(bool(value.isfinite().all()) for value in optimizer.state[W].values())
         assert (W.detach() - before).abs().max() <= 10
+
+
+def denormal(X):
+    return bool(((X != 0) & (X.abs() < torch.finfo(X.dtype).tiny)).any())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scale", [0.0, 1e-22, 1e-40])
+def test_no_denormal_number_stays_in_the_state(method, scale):
+    """They come from gradients that small and from averages whose gradients have stopped."""
+    (W,) = parameters([torch.zeros(SHAPE)])
+    optimizer = METHODS[method]([W], weight_decay=0.0, frequency=10)
+    W.grad = gradients("random")[0] * 1e-35  # M̃ begins where it would be after 800 steps
+    for t in range(1, 129):
+        optimizer.step()
+        if t == 1:
+            averages = [
+                k for k in optimizer.state[W] if k.startswith(("exp_avg", "factor", "full"))
+            ]
+            for key in averages:
+                optimizer.state[W][key].fill_(1e-40)
+            W.grad = gradients("random")[1] * scale
+    assert averages
+    assert not any(denormal(optimizer.state[W][key]) for key in averages)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_not_denormal_is_not_touched(method):
+    (W,) = parameters([torch.zeros(SHAPE)])
+    optimizer = METHODS[method]([W], weight_decay=0.0, betas=(0.5, 0.5), frequency=1000)
+    for t in range(64):
+        W.grad = gradients("random")[t % STEPS] * 1e-12  # squares of 1e-24
+        optimizer.step()
+    averages = [k for k in optimizer.state[W] if k.startswith(("exp_avg", "factor"))]
+    assert all(bool((optimizer.state[W][key] != 0).all()) for key in averages)
+
+
+@pytest.mark.parametrize("kind", ["varying rank 1", "random"])
+def test_factors_of_kl_shampoo_stand_still_where_the_whitened_gradient_overflows(kind):
+    (W,) = parameters([torch.zeros(SHAPE)])
+    optimizer = METHODS["KLShampoo"]([W], weight_decay=0.0, frequency=2, merge_dims=False)
+    for G in gradients(kind):
+        W.grad = 1e17 * G
+        optimizer.step()
+        assert all(bool(value.isfinite().all()) for value in optimizer.state[W].values())
+        assert W.isfinite().all()
+
+
+@pytest.mark.parametrize("method", ["EShampoo", "SOAP"])
+def test_rounding_in_directions_without_signal_does_not_grow_to_a_step(method):
+    """In the basis of its only gradients a matrix of rank 2 has four entries; what float32 shows in
+    the other 60 is rounding, which √D would bring to full size. Where float64, with ε far above
+    its own rounding, stands still, float32 moves by a small part of a learning rate."""
+    ends = {}
+    for dtype in (torch.float64, torch.float32):
+        generator = torch.Generator().manual_seed(0)
+        left, right = (torch.randn(8, 2, generator=generator, dtype=torch.float64) for _ in "lr")
+        (W,) = parameters([torch.zeros(8, 8, dtype=dtype)])
+        optimizer = METHODS[method](
+            [W], lr=1.0, weight_decay=0.0, frequency=1, tau=0.0, eps=1e-12, merge_dims=False
+        )
+        moved = []
+        for _ in range(6):
+            before = W.detach().clone()
+            inner = torch.randn(2, 2, generator=generator, dtype=torch.float64)
+            W.grad = (left @ inner @ right.T).to(dtype)
+            optimizer.step()
+            moved.append((W.detach() - before).double())
+        outside = [torch.linalg.qr(X, mode="complete").Q[:, 2:] for X in (left, right)]
+        ends[dtype] = max((outside[0].T @ U @ outside[1]).abs().max().item() for U in moved)
+    assert ends[torch.float64] < 1e-3
+    assert ends[torch.float32] < 0.2

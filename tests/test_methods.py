@@ -82,6 +82,13 @@ ESHAMPOO_OPTIONS = {
     "nesterov without momentum": {"nesterov": True, "betas": (0.0, 0.9)},
     "maximize": {"maximize": True},
     "basis aware": {"correction": "basis_aware"},
+    "bounded": {"correction": "bounded"},
+    "bounded, look-ahead, another average": {
+        "correction": "bounded",
+        "nesterov": True,
+        "beta3": 0.5,
+        "betas": (0.8, 0.9),
+    },
     "basis aware power": {"correction": "basis_aware", "solver": "power"},
     "basis aware qr": {"correction": "basis_aware", "solver": "qr", "tau": 0.1},
     "basis aware partial": {"correction": "basis_aware", "solver": "partial", "tau": 0.1},
