@@ -52,6 +52,7 @@ def basis_record(optimizer: Optimizer, step: int) -> dict[str, Any] | None:
     return {
         "kind": "basis",
         "step": step,
+        "work": sum(row.work for row in report),
         "checks": [row.checks for row in report],
         "computations": [row.computations for row in report],
         "criterion": [float(f"{row.criterion:.4g}") for row in report],

@@ -90,11 +90,13 @@ IMAGEWOOF_VIT = Workload(
             options=options(1e-3, 1e-4),
         ),
         "small": Setting(
-            model=partial(SimpleViT, size=48, patch=8, width=128, depth=4, heads=4, hidden=512),
+            model=partial(SimpleViT, size=48, patch=12, width=64, depth=4, heads=4, hidden=256),
             data=partial(images.load_imagewoof, size=48, stored=56),
-            steps=1050,
+            steps=420,
             batch=128,
-            options=options(1e-3, 1e-4),
+            options=options(3e-3, 1e-4),
+            evaluations=2,
+            threads=1,
         ),
         "paper": Setting(
             model=partial(SimpleViT, size=224, patch=16, width=384, depth=12, heads=6, hidden=1536),
@@ -125,12 +127,14 @@ IMAGEWOOF_CONVNEXT = Workload(
             clip=None,
         ),
         "small": Setting(
-            model=partial(ConvNeXt, widths=(32, 64, 128), depths=(1, 1, 2), patch=4, drop_path=0.1),
+            model=partial(ConvNeXt, widths=(24, 48, 96), depths=(1, 1, 1), patch=6, drop_path=0.1),
             data=partial(images.load_imagewoof, size=48, stored=56),
-            steps=1050,
+            steps=420,
             batch=128,
-            options=options(1e-3, 0.05),
+            options=options(3e-3, 0.05),
             clip=None,
+            evaluations=2,
+            threads=1,
         ),
         # the paper does not give the size; this is ConvNeXt V2 "tiny", as large as its ViT
         "paper": Setting(

@@ -41,13 +41,14 @@ def perform(known: argparse.Namespace, rest: Sequence[str], typed: Sequence[str]
 
 
 def command_text(typed: Sequence[str]) -> str:
-    """The line as typed, except for where the data lie on this machine."""
+    """The line as typed, except for where data and results lie on this machine."""
     words = list(typed)
-    for index, word in enumerate(words):
-        if word == "--data" and index + 1 < len(words):
-            words[index + 1] = "DATA"
-        elif word.startswith("--data="):
-            words[index] = "--data=DATA"
+    for place in ("data", "out"):
+        for index, word in enumerate(words):
+            if word == f"--{place}" and index + 1 < len(words):
+                words[index + 1] = place.upper()
+            elif word.startswith(f"--{place}="):
+                words[index] = f"--{place}={place.upper()}"
     return shlex.join(["eshampoo", *words])
 
 

@@ -35,8 +35,10 @@ def draw(figure: Figure, points: Points) -> bytes:
             draw_rates(axes, panel, chosen)
         elif panel.horizontal == "cost":
             draw_cost(axes, chosen)
+        elif panel.horizontal == "share":
+            draw_shares(axes, chosen)
         else:
-            draw_losses(axes, chosen, panel.horizontal == "time")
+            draw_losses(axes, best_rates(chosen), panel.horizontal == "time")
         axes.legend(fontsize=7.5, frameon=False)
     canvas.suptitle(figure.title, fontsize=13, fontweight="bold")
     buffer = io.BytesIO()
@@ -62,6 +64,16 @@ def draw_rates(axes: Axes, panel: Panel, points: Sequence[tuple[Curve, Group]]) 
     axes.set_yscale("log" if top > 20 * min(finite, default=1.0) else "linear")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("final training loss (× diverged)")
+
+
+def best_rates(points: Sequence[tuple[Curve, Group]]) -> list[tuple[Curve, Group]]:
+    """Of each curve the runs at the learning rate with the lowest final loss."""
+    best: dict[str, tuple[Curve, Group]] = {}
+    for curve, group in points:
+        found = best.setdefault(curve.label, (curve, group))
+        if group.mean("final_loss") < found[1].mean("final_loss"):
+            best[curve.label] = (curve, group)
+    return list(best.values())
 
 
 def draw_losses(axes: Axes, points: Sequence[tuple[Curve, Group]], time: bool) -> None:
@@ -91,14 +103,26 @@ def draw_cost(axes: Axes, points: Sequence[tuple[Curve, Group]]) -> None:
     axes.set_ylabel("final training loss")
 
 
-def decomposition_work(log: Log) -> float | None:
-    """Σ over factors of computations · size³; unknown where only parts were decomposed."""
-    if log.run.options.get("solver") == "partial":
-        return None
-    if not log.factors or not len(log.basis_computations):
-        return 0.0
-    sizes = np.array([factor.size for factor in log.factors], dtype=np.float64)
-    return float((log.basis_computations[-1] * sizes**3).sum())
+def draw_shares(axes: Axes, points: Sequence[tuple[Curve, Group]]) -> None:
+    """|S|/d of the refreshes since the sample before: the cube root of Σ|S|³ / Σd³."""
+    for index, (curve, group) in enumerate(points):
+        shares = []
+        for log in group.logs:
+            cubes = np.array([factor.size for factor in log.factors], dtype=np.float64) ** 3
+            whole = np.diff(log.basis_computations @ cubes, prepend=0.0)
+            part = np.diff(log.basis_work, prepend=0.0)
+            with np.errstate(invalid="ignore"):  # no refresh since the sample before: a gap
+                shares.append(np.cbrt(part / whole))
+        mean, colour = np.mean(shares, axis=0), COLOURS[index % len(COLOURS)]
+        axes.plot(group.logs[0].basis_step, mean, marker=".", label=curve.label, color=colour)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("step")
+    axes.set_ylabel("|S| / d of a refresh")
+
+
+def decomposition_work(log: Log) -> float:
+    """Σ|S|³ over all decompositions of the run."""
+    return float(log.basis_work[-1]) if len(log.basis_work) else 0.0
 
 
 def pattern_group(factor: Factor, grouping: Grouping) -> str | None:
@@ -144,7 +168,7 @@ def figure_table(figure: Figure, points: Points, command: str) -> str:
             f" {machine['threads']} threads.",
             "",
             "| method | options | F / steps | final loss | "
-            f"{first.header['metric']} | time | in the optimizer | bases | Σ size³ |"
+            f"{first.header['metric']} | time | in the optimizer | bases | Σ \\|S\\|³ |"
             " to AdamW's best |",
             "|---|---|---|---|---|---|---|---|---|---|",
             *(table_row(group, baseline(groups)) for group in groups),
@@ -160,7 +184,7 @@ def table_row(group: Group, reference: Group | None) -> str:
     frequency = run.options.get("frequency")
     share = f"{frequency / run.steps:.2%}" if isinstance(frequency, int) else "–"
     metrics = group.metrics()
-    work = [value for log in group.logs if (value := decomposition_work(log)) is not None]
+    work = fmean(decomposition_work(log) for log in group.logs)
     cells = [
         group.label,
         options,
@@ -170,7 +194,7 @@ def table_row(group: Group, reference: Group | None) -> str:
         f"{group.mean('seconds'):.1f} s",
         f"{group.mean('optimizer_share'):.0%}",
         f"{group.mean('computations'):,.0f}",
-        f"{fmean(work):.2g}" if work else "–",
+        f"{work:.2g}",
         reached_text(group, reference),
     ]
     return "| " + " | ".join(cells) + " |"

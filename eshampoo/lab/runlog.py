@@ -5,11 +5,12 @@ One record per line, told apart by ``kind``:
     run         the run's data, its setting, layer kinds, command, versions, machine
     factors     parameter, shape, block, mode, size, kind and letter (L, R, A) of each factor
     step        loss; seconds for the data, forward and backward, optimizer; basis computations
-    basis       per factor: checks, computations so far and the last criterion
+    basis       Σ|S|³ so far; per factor: checks, computations so far and the last criterion
     evaluation  the metric on the validation set
     end         what the run came to
 
-A compact log has fewer ``step`` records, each the mean or sum over ``steps`` of them.
+A compact log has fewer ``step`` records, each the mean or sum over ``steps`` of them, and fewer
+``basis`` records.
 """
 
 import json
@@ -91,6 +92,7 @@ class Log:
     evaluations: tuple[tuple[int, float], ...]
     factors: tuple[Factor, ...]
     basis_step: Array
+    basis_work: Array
     basis_checks: Array
     basis_computations: Array
     basis_criterion: Array
@@ -151,6 +153,7 @@ def read_log(path: Path) -> Log:
             ),
             factors=tuple(Factor(**factor) for factor in factors),
             basis_step=column(basis, "step"),
+            basis_work=column(basis, "work"),
             basis_checks=column(basis, "checks"),
             basis_computations=column(basis, "computations"),
             basis_criterion=column(basis, "criterion"),
@@ -178,12 +181,18 @@ def find_logs(directory: Path) -> list[Log]:
     return [read_log(path) for path in paths]
 
 
-def compact(source: Path, directory: Path, points: int = 150) -> None:
-    """Copy a log with at most about ``points`` step records: losses averaged, times summed."""
+def compact(source: Path, directory: Path, points: int = 84, samples: int = 20) -> None:
+    """Copy a log with about ``points`` step records (losses averaged, times summed).
+
+    Of the ``basis`` records about ``samples`` are kept, the first and the last among them.
+    """
     records = read_records(source)
     steps = [record for record in records if record["kind"] == "step"]
+    basis = [record for record in records if record["kind"] == "basis"]
     width = max(1, math.ceil(len(steps) / points))
-    short = RunLog(directory, (r for r in records if r["kind"] not in ("step", "end")))
+    others = [r for r in records if r["kind"] not in ("step", "basis", "end")]
+    stride = max(1, math.ceil(len(basis) / samples))
+    short = RunLog(directory, [*others, *basis[:-1:stride], *basis[-1:]])
     for start in range(0, len(steps), width):
         part = steps[start : start + width]
         losses = [record["loss"] for record in part if record["loss"] is not None]
