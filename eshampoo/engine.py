@@ -15,7 +15,7 @@ from .bucket import Bucket
 from .checkpoint import fill_, fill_from_adam_, pack, read_groups, read_state
 from .methods import Method
 from .options import Options
-from .refresh import refresh_
+from .refresh import Failure, refresh_
 from .report import FactorReport, factor_reports
 from .work import Task, Update, advance, finish, graft_parameters, observe, post
 
@@ -41,7 +41,12 @@ class EigenbasisOptimizer(Optimizer):
         self._shared: dict[Tensor, Place] = {}  # parameters that other ranks have a part in
         self._warned = False  # of gradients that were skipped
         self._voters: dict[Place, list[tuple[int, Tensor]]] = {}  # those without a basis, by group
-        super().__init__(params, {**defaults, "method": self.method.name})
+        self._calls = -1 if self.method.delayed else 0  # of step(), alike on all ranks
+        self._unreported: dict[Place, list[Failure]] = defaultdict(list)
+        # A tensor, or nothing, is refused by torch.
+        entries: list[Any] = [] if isinstance(params, Tensor) else list(params)
+        self._given = max(1, sum(isinstance(entry, dict) for entry in entries))  # param groups
+        super().__init__(entries or params, {**defaults, "method": self.method.name})
 
     # ---------------------------------------------------------------- parameters and layout
 
@@ -70,7 +75,7 @@ class EigenbasisOptimizer(Optimizer):
                     f"{called(p, self._names())} has dtype {p.dtype}; parameters must be real "
                     "floating-point tensors: leave it out or view it as real"
                 )
-        places = self._find_places(params, group["process_group"])
+        places = self._find_places(params, options, index)
         members: dict[tuple[Any, ...], list[Block]] = defaultdict(list)
         for p in params:
             for modes, block in self._blocks(p, options):
@@ -125,15 +130,21 @@ class EigenbasisOptimizer(Optimizer):
                 )
             yield plan.modes, Block(p, number, len(plan.boxes), box, shape)
 
-    def _find_places(self, params: Sequence[Tensor], group: Any) -> dict[Tensor, "Place"]:  # noqa: ANN401
+    def _find_places(
+        self, params: Sequence[Tensor], options: Options, index: int
+    ) -> dict[Tensor, "Place"]:
         """The ranks that share the work on each parameter; those not listed are worked on here."""
-        sharded = [p for p in params if is_sharded(p)]
-        if group is None and not sharded:
+        group = self.param_groups[index]["process_group"]
+        if group is None and not any(is_sharded(p) for p in params):
             return {}
-        from .layout import Place, check_agreement, mesh_of  # slow to import, so only where needed
+        # Slow to import, so only where needed.
+        from .layout import Place, check_agreement, check_meshes, facts, mesh_of
 
         if group is not None:
-            check_agreement(params, group)
+            how_many = str(max(self._given, index + 1))
+            about = {"the method": self.method.name, "the number of param groups": how_many}
+            check_agreement(about | facts(options, params), group)
+        check_meshes(self._parameters(), self._names())
         found = {}
         for p in params:
             mesh = mesh_of(p) if is_sharded(p) else None
@@ -197,7 +208,7 @@ class EigenbasisOptimizer(Optimizer):
                 "basis_report() goes on counting them, without another warning",
                 stacklevel=2,
             )
-        if failures:
+        if failures := self._to_report(failures, shared):
             raise RuntimeError(
                 "no basis could be computed for "
                 + ", ".join(
@@ -240,7 +251,26 @@ class EigenbasisOptimizer(Optimizer):
             tasks.append(task)
         for task in tasks:
             task.bucket.clock = task.clock
+        self._calls += 1
         return tasks
+
+    def _to_report(self, failures: Sequence[Failure], shared: Sequence[Task]) -> list[Failure]:
+        """What to raise now: at the steps of checks, ranks tell each other of shared blocks.
+
+        Gradients that were skipped delay the checks of their blocks, which only the owner knows; so
+        all ranks count calls, and what failed in between waits.
+        """
+        found: list[Failure] = []
+        for failure in failures:
+            place = self._shared.get(failure.parameter)
+            (found if place is None else self._unreported[place]).append(failure)
+        due = [task for task in shared if self._calls % task.options.frequency == 0]
+        for place in dict.fromkeys(task.exchange.place for task in due):
+            from .layout import everyones
+
+            params = [p for p, where in self._shared.items() if where is place]
+            found += everyones(place, params, self._unreported.pop(place, []))
+        return found
 
     def _verdicts(self, options: Sequence[Options]) -> dict[Tensor, Tensor]:
         """Whether the shards of element-wise parameters can move; see `layout.vote`."""
@@ -349,6 +379,8 @@ class EigenbasisOptimizer(Optimizer):
         self._buckets, self._layouts = [], []
         self._places, self._shared, self._voters = {}, {}, {}
         self._warned = False
+        self._calls, self._unreported = 0, defaultdict(list)
+        self._given = len(self.param_groups)
         for index in range(len(self.param_groups)):
             self._build(index)
         fill_(self._buckets, values)

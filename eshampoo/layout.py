@@ -10,7 +10,6 @@ rank knows all routes without asking, and they are worked out once.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from math import prod
 from typing import NamedTuple
 
@@ -21,7 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from .blocks import Block, Box, extent, local
+from .blocks import Block, Box, called, extent, local
+from .options import Options
+from .refresh import Failure
 
 
 class Place:
@@ -65,6 +66,39 @@ class Place:
             owners[number] = owner
             self.loads[owner] += costs[number]
         return owners
+
+
+def cut_from(mesh: DeviceMesh) -> list[int]:
+    """The ranks of the mesh that this one is a slice of, or its own."""
+    find = getattr(mesh, "_get_root_mesh", None)
+    if find is None:  # older versions of torch know it elsewhere, newer ones no longer there
+        from torch.distributed.device_mesh import _mesh_resources
+
+        return sorted(_mesh_resources.get_root_mesh(mesh).mesh.flatten().tolist())
+    return sorted(find().mesh.flatten().tolist())
+
+
+def check_meshes(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
+    """Refuse meshes of which some ranks know one and others know both.
+
+    Slices of one mesh are there on all of its ranks. With anything else, ranks that have no part in
+    a parameter would raise, or not have it, and the others would wait for them. Every rank sees
+    the same parameters, so all raise the same without asking.
+    """
+    meshes: dict[DeviceMesh, Tensor] = {}
+    for p in params:
+        if isinstance(p, DTensor):
+            meshes.setdefault(p.device_mesh, p)
+    known = [(p, cut_from(mesh)) for mesh, p in meshes.items()]
+    for p, ranks in known:
+        first, expected = known[0]
+        if ranks != expected:
+            raise ValueError(
+                f"{called(first, names)} lies on a mesh cut from the ranks {expected}, and "
+                f"{called(p, names)} on one cut from {ranks}; the meshes of an optimizer must have "
+                "the same ranks or be slices of one mesh: slice one init_device_mesh, or build an "
+                "optimizer for each mesh, on its ranks only"
+            )
 
 
 def mesh_of(p: Tensor) -> DeviceMesh:
@@ -409,31 +443,59 @@ def vote(place: Place, params: Sequence[Tensor], order: float = 2) -> Tensor:
     return verdicts
 
 
-def check_agreement(params: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    """Refuse, on every rank alike, parameters whose shapes or values differ across a group."""
+def everyones(place: Place, params: Sequence[Tensor], failures: Sequence[Failure]) -> list[Failure]:
+    """The failures of all ranks, alike on each: one all-reduce of a number per factor."""
+    numbers = {p: n for n, p in enumerate(params)}
+    counts = [[0] * max(1, *(p.dim() for p in params)) for _ in params]
+    for p, mode, in_a_row in failures:
+        row = counts[numbers[p]]
+        row[mode] = max(row[mode], in_a_row)
+    summary = torch.tensor(counts, device=local(params[0]).device)
+    dist.all_reduce(summary, dist.ReduceOp.MAX, group=place.group)
+    return [
+        Failure(p, mode, in_a_row)
+        for p, row in zip(params, summary.tolist(), strict=True)
+        for mode, in_a_row in enumerate(row)
+        if in_a_row > 0
+    ]
+
+
+def check_agreement(mine: Mapping[str, str], group: dist.ProcessGroup) -> None:
+    """Refuse, on every rank alike, what is not the same on all ranks of a group."""
     if dist.get_rank(group) < 0:
         raise ValueError(
             f"rank {dist.get_rank()} is not in the process_group that it was given; pass a group "
             "that it belongs to"
         )
-    mine = [described(p) for p in params]
-    everyone: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(everyone, mine, group=group)
+    everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(everyone, dict(mine), group=group)
     for rank, theirs in enumerate(everyone):
-        for number, (here, there) in enumerate(zip_longest(everyone[0], theirs, fillvalue="none")):
+        for fact in {**everyone[0], **theirs}:
+            here, there = everyone[0].get(fact, "none"), theirs.get(fact, "none")
             if here != there:
                 raise ValueError(
-                    f"parameter {number} is ({there}) on rank {rank} of the process group and "
-                    f"({here}) on rank 0; they must agree: seed alike, or broadcast the model, as "
-                    "DDP does, before building the optimizer"
+                    f"{fact} is ({there}) on rank {rank} of the process group and ({here}) on rank "
+                    "0; they must agree: pass the same options on all ranks, and seed alike or "
+                    "broadcast the model, as DDP does, before building the optimizer"
                 )
+
+
+def facts(options: Options, params: Sequence[Tensor]) -> dict[str, str]:
+    """What ranks that share the work on a param group must agree on, in words."""
+    values = {name: value for name, value in vars(options).items() if name != "record"}
+    if isinstance(values["lr"], Tensor):
+        values["lr"] = values["lr"].item()
+    if callable(values["tau"]):
+        values["tau"] = "a schedule"  # is code, which cannot be compared
+    found = {name: repr(value) for name, value in values.items()}
+    return found | {f"parameter {number}": described(p) for number, p in enumerate(params)}
 
 
 def described(p: Tensor) -> str:
     """Shape, dtype, and where a parameter lies or an exact checksum of its bits."""
     what = f"{tuple(p.shape)} {p.dtype}"
     if isinstance(p, DTensor):
-        return f"{what} {p.placements} on ranks {p.device_mesh.mesh.tolist()}"
+        return f"{what} {p.placements} on a mesh of shape {tuple(p.device_mesh.shape)}"
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[p.element_size()]
     bits = p.detach().contiguous().view(integers).flatten().to(torch.int64)
     # Weighted by position, modulo 2⁶⁴: the same on all kinds of processors.

@@ -51,27 +51,28 @@ def torchrun(ranks, *command, restarts=0, fails=False):
 
 def test_two_ranks_equal_one_process(tmp_path):
     launch(
-        tmp_path, "2:fsdp_some,ddp,ddp_without_group,tp,sequence_parallel,an_embedding_is_spread"
+        tmp_path,
+        "2:fsdp,ddp,ddp_without_group,tp,sequence_parallel,an_embedding_is_spread,rounding",
     )
 
 
 def test_three_ranks_equal_one_process(tmp_path):
-    launch(tmp_path, "3:fsdp_some,float32,placements")
+    launch(tmp_path, "3:fsdp,placements")
 
 
 def test_four_ranks_equal_one_process(tmp_path):
-    launch(tmp_path, "4:fsdp,hsdp,ddp_some,fsdp_tp")
+    launch(tmp_path, "4:fsdp,hsdp,ddp,fsdp_tp")
 
 
 def test_placements_gaps_and_gradients_that_are_not_finite(tmp_path):
     scenarios = "placements,more_ranks_than_matrices,missing_gradients,low_precision"
-    launch(tmp_path, f"4:{scenarios},not_finite,not_finite_raises")
+    launch(tmp_path, f"4:{scenarios},not_finite,not_finite_raises,meshes_that_do_not_fit")
 
 
 def test_wrong_use_is_refused_on_every_rank_and_nobody_hangs(tmp_path):
     refused = "parameters_that_differ,placements_that_cannot_be_used,groups_of_others"
-    ended = "a_failed_basis_is_reported_by_its_owner,a_rank_that_ends_ends_the_others"
-    launch(tmp_path, f"2:{refused},copies_are_refused,{ended}")
+    ended = "a_failed_basis_is_reported_by_all,a_rank_that_ends_ends_the_others"
+    launch(tmp_path, f"2:{refused},copies_are_refused,unused_under_ddp,unused_under_fsdp,{ended}")
 
 
 def test_checkpoints_move_between_worlds(tmp_path):

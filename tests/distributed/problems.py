@@ -65,19 +65,33 @@ class Square(nn.Module):
 
 
 class Parallel(nn.Module):
-    """A feed-forward block for tensor parallelism; the inner width is cut evenly by 2."""
+    """A feed-forward block for tensor parallelism, and a convolution beside it.
 
-    outputs = 13
+    The inner width is cut evenly by 2, the outer one is not.
+    """
 
-    def __init__(self, width=13, hidden=22):
+    outputs = 15
+    hidden, channels = 22, 5
+
+    def __init__(self):
         super().__init__()
+        width = self.outputs
         self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, hidden)
-        self.down = nn.Linear(hidden, width)
+        self.up = nn.Linear(width, self.hidden)
+        self.down = nn.Linear(self.hidden, width)
+        self.conv = nn.Conv1d(self.channels, self.channels, 3, padding=1)
         self.register_buffer("table", torch.randn(40, width))
 
     def forward(self, x):
-        return self.down(torch.tanh(self.up(self.norm(self.table[x]))))
+        h = torch.tanh(self.down(torch.tanh(self.up(self.norm(self.table[x])))))
+        return self.conv(h.reshape(len(x), self.channels, -1)).flatten(1).clone()
+
+
+class SquareParallel(Parallel):
+    """For SOAP; see `Square`."""
+
+    outputs = hidden = 16
+    channels = 4
 
 
 def make(kind=Net, dtype=torch.float64, seed=0):

@@ -14,6 +14,8 @@ from problems import (
     Net,
     Parallel,
     Square,
+    SquareParallel,
+    batch,
     feed,
     full,
     make,
@@ -43,8 +45,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 EXACT, SINGLE = 1e-9, 1e-5
-METHODS = ("EShampoo", "adaptive", "Shampoo", "SOAP", "KLShampoo")
-OTHERS = ("partial", "block graft", "SOAP")
+METHODS = ("EShampoo", "Shampoo", "SOAP", "KLShampoo")
 SOME = ("EShampoo", "Shampoo")
 
 
@@ -93,97 +94,170 @@ def require(params, expected, limit, what=""):
 # -------------------------------------------------------------------- training equals one process
 
 
-def fsdp(world, mesh=None, methods=METHODS):
-    worst = 0.0
-    for method in methods:
-        kind = kind_for(method)
-        model = sharded(make(kind), mesh or world.mesh())
-        ours = optimizer(method, model.named_parameters())
-        train(model, ours, range(STEPS), world.rank, world.size)
-        expected = reference(method, kind)
-        worst = max(worst, require(model.named_parameters(), expected, EXACT, method))
-    return worst
+def follow(build, part=(0, 1), methods=METHODS, kind=kind_for, **more):
+    """Train by every method in float64, and by EShampoo in float32, on a part of every batch.
+
+    The largest difference to one process, by method.
+    """
+    found = {}
+    for method, dtype in [*((m, torch.float64) for m in methods), ("EShampoo", torch.float32)]:
+        inner = make(kind(method), dtype)
+        model = build(inner)
+        ours = optimizer(method, model.named_parameters(), **more)
+        train(model, ours, range(STEPS), *part, inner)
+        expected, limit = reference(method, kind(method), dtype), LIMITS[dtype]
+        found[label(method, dtype)] = require(model.named_parameters(), expected, limit, method)
+        replicas_agree(model)
+    return found
 
 
-def fsdp_some(world):
-    return fsdp(world, methods=SOME)
+LIMITS = {torch.float64: EXACT, torch.float32: SINGLE}
+
+
+def label(method, dtype):
+    return f"{method} {str(dtype).removeprefix('torch.')}"
+
+
+def replicas_agree(model):
+    """Plain tensors are those of rank 0, bit for bit."""
+    for name, p in model.named_parameters():
+        if not isinstance(p, DTensor):
+            first = p.detach().clone()
+            dist.broadcast(first, 0)
+            assert torch.equal(first, p), name
+
+
+GIVEN = [(40, 12), (9, 9), (5, 7), (3, 4, 6), (7,)]
+
+
+def given(world, placements, mesh):
+    """The other methods in float32, with gradients that have the same bits in one process.
+
+    Those of a model are sums in another order, and in float32 that is too much for KL-Shampoo,
+    which divides by both factors, and SOAP, which takes a basis from one gradient; see `rounding`.
+    """
+    options = {"steps": STEPS, "dtype": torch.float32}
+    return {
+        f"{label(method, torch.float32)} given": fed(
+            world, method, GIVEN, placements, mesh, **options
+        )[1]
+        for method in METHODS[1:]
+    }
+
+
+def fsdp(world):
+    mesh, part = world.mesh(), (world.rank, world.size)
+    found = follow(lambda model: sharded(model, mesh), part)
+    return found | given(world, [(Shard(0),)] * 5, mesh)
 
 
 def hsdp(world):
-    return fsdp(world, world.mesh(2, world.size // 2), SOME)
+    mesh, part = world.mesh(2, world.size // 2), (world.rank, world.size)
+    found = follow(lambda model: sharded(model, mesh), part)
+    return found | given(world, [(Replicate(), Shard(0))] * 5, mesh)
 
 
-def float32(world):
-    worst = 0.0
-    for method in ("EShampoo", "Shampoo"):
-        model = sharded(make(dtype=torch.float32), world.mesh())
-        ours = optimizer(method, model.named_parameters())
-        train(model, ours, range(STEPS), world.rank, world.size)
-        expected = reference(method, dtype=torch.float32)
-        worst = max(worst, require(model.named_parameters(), expected, SINGLE, method))
-    # KL-Shampoo divides by both factors and needs better conditioned ones than the model gives.
-    options = {"frequency": 12, "steps": 30, "dtype": torch.float32}
-    ways = [(Shard(0),)] * len(SHAPES)
-    return max(worst, fed(world, "KLShampoo", SHAPES, ways, world.mesh(), **options)[1])
-
-
-def ddp(world, methods=(*SOME, *OTHERS), group=True, steps=STEPS):
-    worst = 0.0
-    for method in methods:
-        kind = kind_for(method)
-        inner = make(kind)
-        model = nn.parallel.DistributedDataParallel(inner)
-        more = {"process_group": dist.group.WORLD} if group else {}
-        ours = optimizer(method, model.named_parameters(), **more)
-        train(model, ours, range(steps), world.rank, world.size, inner)
-        expected = reference(method, kind, steps=steps)
-        worst = max(worst, require(model.named_parameters(), expected, EXACT, method))
-        # The other replicas are those of rank 0, bit for bit.
-        for p in model.parameters():
-            first = p.detach().clone()
-            dist.broadcast(first, 0)
-            assert torch.equal(first, p), method
-    return worst
-
-
-def ddp_some(world):
-    return ddp(world, SOME)
+def ddp(world):
+    part, group = (world.rank, world.size), dist.group.WORLD
+    methods = (*METHODS, "adaptive", "partial", "block graft") if world.size == 2 else METHODS
+    found = follow(nn.parallel.DistributedDataParallel, part, methods, process_group=group)
+    return found | given(world, [None] * 5, world.mesh())
 
 
 def ddp_without_group(world):
-    return ddp(world, SOME, group=False)
+    return follow(nn.parallel.DistributedDataParallel, (world.rank, world.size))
 
 
 def split_inside(model, mesh):
-    """Tensor parallelism: `up` by columns, `down` by rows."""
+    """Tensor parallelism: `up` by columns, `down` by rows; the rest stays plain and replicated."""
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     return parallelize_module(model, mesh, plan)
 
 
+def kind_inside(method):
+    return SquareParallel if method == "SOAP" else Parallel
+
+
 def tp(world):
-    worst = 0.0
-    for method in ("EShampoo", "Shampoo", "KLShampoo"):
-        mesh = world.mesh(names=("tp",))
-        model = split_inside(make(Parallel), mesh)  # the norm stays a plain, replicated tensor
-        ours = optimizer(method, model.named_parameters())
-        train(model, ours, range(STEPS))
-        expected = reference(method, Parallel)
-        worst = max(worst, require(model.named_parameters(), expected, EXACT, method))
-    return worst
+    mesh = world.mesh(names=("tp",))
+    found = follow(lambda model: split_inside(model, mesh), kind=kind_inside)
+    ways = [(Shard(1),), (Shard(0),), (Shard(1),), (Shard(2),), (Replicate(),)]
+    return found | given(world, ways, mesh)
 
 
 def fsdp_tp(world):
-    worst = 0.0
     mesh = world.mesh(2, world.size // 2, names=("dp", "tp"))
-    for method in ("EShampoo", "Shampoo", "KLShampoo"):
-        model = split_inside(make(Parallel), mesh["tp"])
+
+    def build(model):
+        split_inside(model, mesh["tp"])
         for layer in (model.up, model.down, model):
             fully_shard(layer, mesh=mesh["dp"])
-        ours = optimizer(method, model.named_parameters())
-        train(model, ours, range(STEPS), world.rank // 2, 2)
-        expected = reference(method, Parallel)
-        worst = max(worst, require(model.named_parameters(), expected, EXACT, method))
-    return worst
+        return model
+
+    # The group has nothing to do with slices of a mesh, and must not mind them.
+    more = {"kind": kind_inside, "process_group": dist.group.WORLD}
+    found = follow(build, (world.rank // 2, 2), **more)
+    ways = [(Shard(0), Shard(1)), (Shard(0), Shard(0)), (Shard(0), Shard(1)), (Shard(0), Shard(2))]
+    ways += [(Shard(0), Replicate())]
+    return found | given(world, ways, mesh)
+
+
+class Thin(nn.Module):
+    """More dimensions than examples: its first gradients do not have full rank."""
+
+    outputs = 10
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(40, 24)
+        self.up = nn.Linear(24, 48)
+        self.norm = nn.LayerNorm(48)
+        self.down = nn.Linear(48, 24)
+        self.head = nn.Linear(24, self.outputs)
+
+    def forward(self, x):
+        h = torch.relu(self.up(self.embedding(x)))
+        return self.head(torch.relu(self.down(self.norm(h))))
+
+
+def rounding(world):
+    """Where factors lack rank, one process differs from itself as much as several ranks do.
+
+    The gradients of the second run of one process are disturbed in their last bit. The loss is a
+    real one; the basis in the null space of a factor is made of rounding.
+    """
+
+    def run(model, ours, part=(0, 1), disturb=False):
+        generator = torch.Generator().manual_seed(1)
+        for t in range(STEPS):
+            x = torch.randint(40, (16,), generator=torch.Generator().manual_seed(t))
+            x = x.chunk(part[1])[part[0]]
+            ours.zero_grad()
+            nn.functional.cross_entropy(model(x), (7 * x + 3) % 10).backward()
+            for p in model.parameters() if disturb else ():
+                up = torch.randint(2, p.shape, generator=generator).to(p.dtype)
+                p.grad.mul_(1 + torch.finfo(p.dtype).eps * up)
+            ours.step()
+        return {n: full(p) for n, p in model.named_parameters()}
+
+    found = {}
+    for method in ("KLShampoo", "SOAP"):
+        model = sharded(make(Thin), world.mesh())
+        ranks = run(model, optimizer(method, model.named_parameters()), (world.rank, world.size))
+        if world.rank == 0:
+            one, other = (
+                run(m, optimizer(method, m.named_parameters()), disturb=d)
+                for m, d in ((make(Thin), False), (make(Thin), True))
+            )
+            disturbed, spread = (
+                max(float((values[n] - one[n]).abs().max()) for n in one)
+                for values in (other, ranks)
+            )
+            assert disturbed > 1e3 * EXACT, (method, disturbed)
+            assert spread < 30 * disturbed, (method, spread, disturbed)
+            found[method] = f"last bit {disturbed:.1e}, {world.size} ranks {spread:.1e}"
+    dist.barrier()
+    return found
 
 
 class Sequence(nn.Module):
@@ -239,20 +313,22 @@ def fed(world, method, shapes, placements, mesh, gaps=(), steps=14, dtype=torch.
     `gaps` holds (step, parameter, ranks without its gradient).
     """
     values, grads = tensors(shapes, steps, dtype=dtype)
-    params, one = placed(values, placements, mesh), [nn.Parameter(v.clone()) for v in values]
+    params = placed(values, placements, mesh)
     group = dist.group.WORLD if None in placements else None
     ours = optimizer(method, params, process_group=group, **more)
-    single = optimizer(method, one, **more)
+    # Rank 0 compares.
+    one = [nn.Parameter(v.clone()) for v in values] if world.rank == 0 else []
+    single = optimizer(method, one, **more) if one else None
     missing = {(t, i): ranks for t, i, ranks in gaps}
     for t, step in enumerate(grads):
-        everywhere = [None if (t, i) in missing else g for i, g in enumerate(step)]
         here = [None if world.rank in missing.get((t, i), ()) else g for i, g in enumerate(step)]
         feed(params, here)
-        feed(one, everywhere)
         ours.step()
-        single.step()
+        if single is not None:
+            feed(one, [None if (t, i) in missing else g for i, g in enumerate(step)])
+            single.step()
     expected = {str(i): p.detach() for i, p in enumerate(one)}
-    limit = EXACT if dtype == torch.float64 else SINGLE
+    limit = LIMITS.get(dtype, SINGLE)
     return ours, require([(str(i), p) for i, p in enumerate(params)], expected, limit, method)
 
 
@@ -282,7 +358,12 @@ def placements(world):
 
 
 def more_ranks_than_matrices(world):
-    return fed(world, "EShampoo", [(5, 7), (6,)], [(Shard(0),)] * 2, world.mesh())[1]
+    """Some ranks own nothing, and hold a part or, of a plain tensor, all of it."""
+    return {
+        (method, str(way)): fed(world, method, [(5, 7), (6,)], [way] * 2, world.mesh())[1]
+        for method in METHODS
+        for way in ((Shard(0),), None)
+    }
 
 
 def an_embedding_is_spread(world):
@@ -324,6 +405,80 @@ def low_precision(world):
     for p, q in zip(params, one, strict=True):
         assert torch.equal(full(p), q.detach())
     return worst[1]
+
+
+class Branches(nn.Module):
+    """A trunk, and two branches that a batch takes or not."""
+
+    outputs = 12
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Linear(12, 12)
+        self.left = nn.Linear(12, 12)
+        self.right = nn.Linear(12, 12)
+        self.register_buffer("table", torch.randn(40, 12))
+
+    def forward(self, x, left, right):
+        h = torch.tanh(self.trunk(self.table[x]))
+        out = h + self.left(h) if left else h
+        return out + self.right(h) if right else out.clone()
+
+
+def branches(t, rank):
+    """Left on all ranks in two of three steps; right on rank 0 only, in some steps nowhere."""
+    return t % 3 != 1, t % 2 == 0 and rank == 0
+
+
+def on_branches(model, ours, inner, parts, take, to_none):
+    """Take steps on these parts of every batch, which may use different branches."""
+    for t in range(STEPS):
+        ours.zero_grad(set_to_none=to_none)
+        for rank, share in parts:
+            x, y = batch(t, inner, rank, dist.get_world_size())
+            loss = (model(x, *take(t, rank)) - y).square().mean() * share
+            loss.backward()
+        ours.step()
+
+
+def unused(build, take, world, methods=SOME, **more):
+    """Parameters that some ranks, or all, do not use: as one process with the mean gradient."""
+    worst = 0.0
+    for method, to_none in [(m, n) for m in methods for n in (True, False)]:
+        inner = make(Branches)
+        model = build(inner)
+        ours = optimizer(method, model.named_parameters(), **more)
+        on_branches(model, ours, inner, [(world.rank, 1.0)], take, to_none)
+        one, expected = make(Branches), {}
+        if world.rank == 0:
+            single = optimizer(method, one.named_parameters())
+            everyone = [(rank, 1 / world.size) for rank in range(world.size)]
+            on_branches(one, single, one, everyone, take, to_none)
+            expected = {n: p.detach() for n, p in one.named_parameters()}
+        worst = max(worst, require(model.named_parameters(), expected, EXACT, method))
+        replicas_agree(model)
+    return worst
+
+
+def unused_under_ddp(world):
+    def build(model):
+        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+
+    alone = unused(build, branches, world)
+    return alone, unused(build, branches, world, METHODS, process_group=dist.group.WORLD)
+
+
+def unused_under_fsdp(world):
+    """A layer with a shard group of its own, and one that shares it with the trunk.
+
+    FSDP2 itself communicates in every layer, so all ranks take the same branches.
+    """
+
+    def build(model):
+        fully_shard(model.left, mesh=world.mesh())
+        return fully_shard(model, mesh=world.mesh())
+
+    return unused(build, lambda t, rank: branches(t, 0), world)
 
 
 # -------------------------------------------------------------------- gradients that are not finite
@@ -414,29 +569,87 @@ def alike(text):
 
 
 def parameters_that_differ(world):
+    """Or their number, their groups, or what is to be done with them."""
     values, _ = tensors([(6, 5), (4,)], 1)
     last = world.rank == world.size - 1
 
-    def build(*params):
+    def build(params, what, method="EShampoo", **more):
         with expect(ValueError) as error:
-            optimizer("EShampoo", params, process_group=dist.group.WORLD)
+            optimizer(method, params, process_group=dist.group.WORLD, **more)
         alike(str(error))
+        assert str(error).startswith(what), error
         assert "they must agree" in str(error)
         assert f"rank {world.size - 1}" in str(error)
 
+    def leaves(tensors):
+        return [nn.Parameter(v) for v in tensors]
+
     other = [v.clone() for v in values]
     other[0][:2] = values[0][:2].flip(0)  # the same sum
-    build(*[nn.Parameter(v) for v in (other if last else values)])  # values
-    build(*[nn.Parameter(v) for v in (values[:1] if last else values)])  # how many
-    build(nn.Parameter(values[0].t() if last else values[0]))  # shape
-    build(nn.Parameter(values[0].to(torch.float32 if last else torch.float64)))  # dtype
-    mesh = world.mesh()
-    (param,) = placed(values[:1], [(Shard(int(last)),)], mesh)
-    build(param)  # where it lies
-    # NaN agrees with itself, and no group means no check.
-    nan = torch.full((3, 3), float("nan"))
-    optimizer("EShampoo", [nn.Parameter(nan)], process_group=dist.group.WORLD)
-    optimizer("EShampoo", [nn.Parameter(v) for v in (other if last else values)])
+    build(leaves(other if last else values), "parameter 0")  # values
+    build(leaves(values[:1] if last else values), "parameter 1 is (none)")  # how many
+    build(leaves(values if last else values[:1]), "parameter 1")
+    build(leaves([values[0].t() if last else values[0]]), "parameter 0")  # shape
+    build(leaves([values[0].to(torch.float32 if last else torch.float64)]), "parameter 0")  # dtype
+    build(placed(values[:1], [(Shard(int(last)),)], world.mesh()), "parameter 0")  # where it lies
+    build(leaves(values), "max_dim", max_dim=8 if last else 16)
+    build(leaves(values), "lr", lr=torch.tensor(0.5 if last else 0.25))
+    build(leaves(values), "the method", method="SOAP" if last else "EShampoo")
+    groups = [{"params": [p]} for p in leaves(values)]
+    build(groups if last else leaves(values), "the number of param groups")
+    build([{"params": leaves(values[:1])}, *(groups[1:] if last else [])], "the number of param")
+    # NaN agrees with itself, schedules are not compared, and no group means no check.
+    more = {"process_group": dist.group.WORLD, "tau": lambda t: 0.1, "record": last}
+    optimizer("EShampoo", leaves([torch.full((3, 3), float("nan"))]), **more)
+    optimizer("EShampoo", leaves(other if last else values))
+    # What was refused left nothing behind: the same parameters, alike now, take a step.
+    params = leaves(values)
+    ours = optimizer("EShampoo", params, process_group=dist.group.WORLD)
+    feed(params, values)
+    ours.step()
+    dist.barrier()
+
+
+def meshes_that_do_not_fit(world):
+    """All ranks say the same, those that have no part in a parameter and those that have."""
+    mesh_of = type(world.mesh())
+    low, high, square = mesh_of("cpu", [0, 1]), mesh_of("cpu", [2, 3]), world.mesh(2, 2)
+    values, grads = tensors([(6, 5), (8, 4)], 2)
+
+    def on(mesh, value):
+        inside = mesh.get_coordinate() is not None
+        local = value.chunk(2)[world.rank % 2] if inside else value[:0]
+        shape, stride = value.shape, value.stride()
+        return nn.Parameter(
+            DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+        )
+
+    (everywhere,) = placed(values[1:], [(Shard(0),)], world.mesh())
+    part = ("a", on(low, values[0]))
+    for other in (("b", everywhere), ("b", on(high, values[1]))):
+        for named in ([part, other], [other, part]):
+            with expect(ValueError) as error:
+                optimizer("EShampoo", named)
+            alike(str(error))
+            assert "'a'" in str(error)
+            assert "[0, 1]" in str(error)
+            assert "slices of one mesh" in str(error)
+    # A later group is refused too, and the optimizer goes on without it.
+    ours = optimizer("EShampoo", [everywhere])
+    with expect(ValueError) as error:
+        ours.add_param_group({"params": [on(low, values[0])]})
+    alike(str(error))
+    feed([everywhere], grads[0][1:])
+    ours.step()
+    # What the message proposes works: slices of one mesh, and an optimizer for each mesh.
+    sliced = [*placed(values[:1], [(Shard(0),)], square["shard"]), everywhere]
+    own = [on(low if world.rank < 2 else high, values[0])]
+    for params in (sliced, own):
+        ours = optimizer("EShampoo", params)
+        for step in grads:
+            for p, grad in zip(params, step, strict=False):
+                p.grad = torch.zeros_like(p) + grad.sum()
+            ours.step()
     dist.barrier()
 
 
@@ -485,29 +698,47 @@ def copies_are_refused(world):
     assert "state_dict" in str(error)
 
 
-def a_failed_basis_is_reported_by_its_owner(world):
-    """The step is complete on all ranks, so whoever catches the error can go on."""
+def a_failed_basis_is_reported_by_all(world):
+    """In the same words as one process; the step is complete, so who catches the error can go on.
+
+    A gradient that is skipped delays a check, which only the owner knows: all ranks raise together
+    at the next step of checks.
+    """
     values, grads = tensors([(9, 9), (5, 6)], 8)
-    params = placed(values, [(Shard(0),)] * 2, world.mesh())
-    ours = optimizer("EShampoo", params, frequency=2, max_failures=1, merge_dims=False)
-    real, owner = torch.linalg.eigh, any(b.blocks and b.shape == (9, 9) for b in ours._buckets)
+    late = [[grads[0][0] * float("nan"), grads[0][1]], *grads[1:]]
+    real = torch.linalg.eigh
 
     def fails(A, *args, **kwargs):
         if A.shape[-1] == 9:
             raise torch.linalg.LinAlgError("the algorithm failed to converge")
         return real(A, *args, **kwargs)
 
+    def run(placements, steps, method, group=None):
+        params = placed(values, placements, world.mesh())
+        named = list(zip("ab", params, strict=True))
+        options = {"frequency": 2, "max_failures": 2, "merge_dims": False, "process_group": group}
+        ours, said = optimizer(method, named, **options), {}
+        for t, step in enumerate(steps, 1):
+            feed(params, step)
+            try:
+                ours.step()
+            except RuntimeError as error:
+                said[t] = str(error)
+        assert all(full(p).isfinite().all() for p in params)
+        return said
+
     torch.linalg.eigh = fails
-    raised = 0
-    for step in grads:
-        feed(params, step)
-        try:
-            ours.step()
-        except RuntimeError as error:
-            raised += "no basis" in str(error)
+    for method in ("EShampoo", "Shampoo"):
+        alone = run([None] * 2, grads, method)
+        assert list(alone) == [4, 6, 8]
+        assert "factor 0 of parameter 'a' (shape (9, 9)) (2 times in a row)" in alone[4]
+        for way in ((Shard(0),), None):
+            group = dist.group.WORLD if way is None else None
+            assert run([way] * 2, grads, method, group) == alone
+            said = run([way] * 2, late, method, group)
+            alike(str(said))
+            assert list(said) == [6, 8], said
     torch.linalg.eigh = real
-    assert raised == (4 if owner else 0)
-    assert all(full(p).isfinite().all() for p in params)
 
 
 def a_rank_that_ends_ends_the_others(world):
