@@ -129,7 +129,7 @@ IMAGEWOOF_CONVNEXT = Workload(
         "small": Setting(
             model=partial(ConvNeXt, widths=(24, 48, 96), depths=(1, 1, 1), patch=6, drop_path=0.1),
             data=partial(images.load_imagewoof, size=48, stored=56),
-            steps=420,
+            steps=300,
             batch=128,
             options=options(3e-3, 0.05),
             clip=None,
@@ -220,7 +220,7 @@ MOLECULES_GNN = Workload(
                 dropout=0.1,
             ),
             data=partial(molecules.load_molecules),
-            steps=900,
+            steps=200,
             batch=128,
             options=options(3e-3, 1e-4),
         ),

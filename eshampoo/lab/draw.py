@@ -155,9 +155,14 @@ def draw_pattern(axes: Axes, group: Group, grouping: Grouping) -> None:
 def figure_table(figure: Figure, points: Points, command: str) -> str:
     """Markdown: the claim, the command, and one row per curve and learning rate."""
     lines = [f"# {figure.title}", "", f"The paper: {figure.claim}", "", f"    {command}", ""]
+    shown: set[str] = set()
     for index, panel in enumerate(figure.panels):
         groups = [group for number, _, group in points if number == index]
         first = groups[0].logs[0]
+        names = {f"{panel.workload} {group.label} {group.run.name}" for group in groups}
+        if names <= shown:  # the same runs from another side
+            continue
+        shown |= names
         machine = first.header["environment"]
         lines += [
             f"## {panel.title}",
