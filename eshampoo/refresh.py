@@ -3,12 +3,14 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import linalg, phases
+from .bucket import PART_BYTES, PART_BYTES_DEFAULT
 from .work import Task
 
 REORTHONORMALIZE = 50
@@ -135,33 +137,39 @@ def _plan(
 
 
 def _solve_(batch: Sequence[Check]) -> Iterator[Failure]:
-    """Solve for all due factors of one size, and change the bases that were found."""
+    """Solve for the due factors of one size, some at a time, and change the bases found."""
     owners = [(check, slot) for check in batch for slot in check.due]
-    A = torch.cat([check.factor[check.due] for check in batch])
-    o = batch[0].task.options
-    if batch[0].initial:
-        solution = linalg.eigh(A, descending=True)
-    else:
-        thresholds = [tau for check in batch for tau in check.thresholds]
-        solution = linalg.solve(A, o.solver, o.slots, thresholds, o.refresh_to, o.qr_iterations)
-    for change in solution.changes:
-        # Positions of one check are neighbours, so the change falls into one run per check.
-        start = 0
-        while start < len(change.which):
-            check = owners[change.which[start]][0]
-            stop = start
-            while stop < len(change.which) and owners[change.which[stop]][0] is check:
-                stop += 1
-            slots = [owners[k][1] for k in change.which[start:stop]]
-            _change_(check, slots, change.part(start, stop))
-            start = stop
-    for position in solution.failed:
-        check, slot = owners[position]
-        bucket, failures = check.task.bucket, check.task.bucket.books.failures
-        entry = bucket.entry(slot, check.mode)
-        failures[entry] += 1
-        if failures[entry] >= check.task.options.max_failures:
-            yield Failure(bucket.blocks[slot].parameter, check.mode, failures[entry])
+    thresholds = [tau for check in batch for tau in check.thresholds]
+    factor, o = batch[0].factor, batch[0].task.options
+    budget = PART_BYTES.get(factor.device.type, PART_BYTES_DEFAULT)
+    count = max(1, budget // (factor[0].numel() * factor.element_size()))
+    for start in range(0, len(owners), count):
+        part = owners[start : start + count]
+        A = torch.cat([check.factor[slots] for check, slots in _runs(part)])
+        if batch[0].initial:
+            solution = linalg.eigh(A, descending=True)
+        else:
+            taus = thresholds[start : start + count]
+            solution = linalg.solve(A, o.solver, o.slots, taus, o.refresh_to, o.qr_iterations)
+        for change in solution.changes:
+            done = 0
+            for check, slots in _runs([part[position] for position in change.which]):
+                _change_(check, slots, change.part(done, done + len(slots)))
+                done += len(slots)
+        for position in solution.failed:
+            check, slot = part[position]
+            bucket, failures = check.task.bucket, check.task.bucket.books.failures
+            entry = bucket.entry(slot, check.mode)
+            failures[entry] += 1
+            if failures[entry] >= check.task.options.max_failures:
+                yield Failure(bucket.blocks[slot].parameter, check.mode, failures[entry])
+
+
+def _runs(owners: Sequence[tuple[Check, int]]) -> Iterator[tuple[Check, list[int]]]:
+    """Neighbours that belong to one check, with their slots."""
+    for _, run in groupby(owners, key=lambda owner: id(owner[0])):
+        pairs = list(run)
+        yield pairs[0][0], [slot for _, slot in pairs]
 
 
 def _change_(check: Check, slots: list[int], change: linalg.Change) -> None:

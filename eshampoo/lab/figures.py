@@ -63,8 +63,6 @@ def rates(paper: tuple[float, ...], small: tuple[float, ...]) -> Mapping[Scale, 
     return {"paper": paper, "small": small, "tiny": small[1:2]}
 
 
-ADAM_RATES = rates((1e-4, 3e-4, 6e-4, 1e-3, 3e-3, 6e-3, 1e-2), (3e-4, 1e-3, 3e-3, 1e-2))
-GRAFTED_RATES = rates((1e-4, 3e-4, 1e-3, 3e-3), (3e-4, 1e-3, 3e-3, 1e-2))
 ADAMW = Curve("AdamW", "adamw")
 
 FIGURE_1 = Figure(
@@ -76,7 +74,7 @@ FIGURE_1 = Figure(
             title="Imagewoof ViT",
             workload="imagewoof-vit",
             curves=(
-                Curve("AdamW", "adamw", rates=ADAM_RATES),
+                Curve("AdamW", "adamw", rates=rates((1e-4, 1e-3, 1e-2), (3e-4, 1e-3, 3e-3))),
                 *(
                     Curve(
                         f"Shampoo ε = {eps:g}",
@@ -95,22 +93,28 @@ FIGURE_1 = Figure(
 )
 
 
-def transfer_panel(title: str, workload: str, shampoo_rates: tuple[float, ...]) -> Panel:
+def transfer_panel(
+    title: str,
+    workload: str,
+    shampoo_rates: tuple[float, ...],
+    small: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2),
+) -> Panel:
     """The methods of Fig. 2 on one model, each with as many learning rates as AdamW."""
-    small = (3e-4, 1e-3, 3e-3, 1e-2)
+    adam_rates = rates((1e-4, 3e-4, 6e-4, 1e-3, 3e-3, 6e-3, 1e-2), small)
+    grafted_rates = rates((1e-4, 3e-4, 1e-3, 3e-3), small)
     squared: Mapping[str, Option] = {"variant": "shampoo2", "trace_scaling": True}
     return Panel(
         title=title,
         workload=workload,
         curves=(
-            Curve("AdamW", "adamw", rates=ADAM_RATES),
-            Curve("Shampoo, Adam grafting, F = 100", "shampoo", FULL, 100, GRAFTED_RATES),
+            Curve("AdamW", "adamw", rates=adam_rates),
+            Curve("Shampoo, Adam grafting, F = 100", "shampoo", FULL, 100, grafted_rates),
             Curve(
                 "Shampoo, F = 1",
                 "shampoo",
                 {**FULL, "graft": None},
                 frequency=1,
-                rates=rates(shampoo_rates, (1e-3, 3e-3, 1e-2, 3e-2)),
+                rates=rates(shampoo_rates, (*small[1:], 3e-2)),
             ),
             Curve(
                 "Shampoo² / S, F = 1",
@@ -119,7 +123,7 @@ def transfer_panel(title: str, workload: str, shampoo_rates: tuple[float, ...]) 
                 frequency=1,
                 rates=rates((1e-4, 3e-4, 6e-4, 1e-3, 3e-3), small),
             ),
-            Curve("EShampoo, F = 100", "eshampoo", {**FULL, "tau": 0.0}, 100, GRAFTED_RATES),
+            Curve("EShampoo, F = 100", "eshampoo", {**FULL, "tau": 0.0}, 100, grafted_rates),
         ),
         horizontal="rate",
     )
@@ -132,7 +136,12 @@ FIGURE_2 = Figure(
     " trace-scaled Shampoo² matches them; Shampoo without grafting does on the ViT alone.",
     panels=(
         transfer_panel("Imagewoof ViT", "imagewoof-vit", (3e-3, 6e-3, 1e-2, 3e-2)),
-        transfer_panel("Imagewoof ConvNeXt V2", "imagewoof-convnext", (1e-4, 3e-4, 1e-3, 3e-3)),
+        transfer_panel(
+            "Imagewoof ConvNeXt V2",
+            "imagewoof-convnext",
+            (1e-4, 3e-4, 1e-3, 3e-3),
+            small=(1e-3, 3e-3, 1e-2),
+        ),
     ),
     seeds=2,
 )
@@ -262,7 +271,7 @@ PARTIAL = Figure(
     seeds=3,
 )
 
-TIME_RATES = rates((3e-4, 1e-3), (1e-3, 3e-3))
+TIME_RATES = rates((6e-4, 1e-3), (2e-3, 4e-3))
 TIME = Figure(
     name="time",
     title="Time to AdamW's loss",
@@ -272,7 +281,7 @@ TIME = Figure(
             title=f"Imagewoof ViT, {horizontal}",
             workload="imagewoof-vit",
             curves=(
-                Curve("AdamW", "adamw", rates=TIME_RATES),
+                Curve("AdamW", "adamw", rates=rates((6e-4, 1e-3), (1e-3, 2e-3))),
                 Curve("Shampoo, Adam grafting", "shampoo", {}, 100, TIME_RATES),
                 Curve("SOAP", "soap", rates=TIME_RATES),
                 Curve("KL-Shampoo", "klshampoo", rates=TIME_RATES),
@@ -285,7 +294,7 @@ TIME = Figure(
         for horizontal in AXES
     ),
     seeds=2,
-    steps={"small": 840},
+    steps={"small": 630},
 )
 
 FIGURES: Mapping[str, Figure] = {
