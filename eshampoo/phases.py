@@ -164,13 +164,13 @@ def adam_(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) -> T
     D = scale(s)
     G = G.contiguous()  # chunks are views; a rotation that leaves the last mode out permutes
     optimal = s.exp_avg_sq is None
-    bias1 = momentum_bias(s.step, o)
-    root_bias = bias(o.betas[1] if optimal else o.beta_scale, s.step).sqrt()
+    beta3 = o.betas[1] if optimal else o.beta_scale
+    bias1, root_bias = momentum_bias(s.step, o), bias(beta3, s.step).sqrt()
     # M̃ is divided by (1−β1^t) (√D/√(1−β3^t) + ε) = gain · √D + shift.
     gain = (bias1 / root_bias).unsqueeze(1)
     shift = (gain if method.bias_in_step else bias1.unsqueeze(1)) * max(o.eps, 1e-30)
     share1, share3 = share(o.betas[0], moving, G), share(o.beta_scale, moving, G)
-    least = rounding(s, root_bias, o)
+    least = rounding(s, beta3, o)
     limit = adam_bound(s.step, o).unsqueeze(1) if o.correction == "bounded" else None
     for M_c, D_c, G_c in chunks(s.exp_avg, D, G):
         average_(M_c, G_c, o.betas[0], share1)
@@ -202,16 +202,23 @@ def adam_bound(step: Tensor, o: Options) -> Tensor:
     return (weight * total * bias(beta3, t)).sqrt() / momentum_bias(t, o)
 
 
-def rounding(s: Stacks, root_bias: Tensor, o: Options) -> Tensor | None:
+def rounding(s: Stacks, beta3: float, o: Options) -> Tensor | None:
     """The least √D [N, 1] that is more than the rounding of G̃: 64 u √E‖G‖²; None without a basis.
 
     Rotations leave an error of about u‖G‖ in every entry. Where nothing else ever was (the null
     space of a factor), Adam would divide the error by itself and take a full-size step.
     """
     for factor in s.factors.values():
-        trace = diagonal(factor).sum(1) / bias(o.betas[1], s.step)
-        return (64 * torch.finfo(factor.dtype).eps * trace.sqrt() * root_bias).unsqueeze(1)
+        energy = diagonal(factor).sum(1).clamp_min(0.0)  # ‖G‖² in the average of the factor …
+        if beta3 != o.betas[1]:  # … and in that of D
+            energy = energy * weights(beta3, s.step) / weights(o.betas[1], s.step)
+        return (64 * torch.finfo(factor.dtype).eps * energy.sqrt()).unsqueeze(1)
     return None
+
+
+def weights(beta: float, step: Tensor) -> Tensor:
+    """The sum of what the values of an average weigh: 1 − β^t, or t in a sum."""
+    return step.clamp_min(1.0) if beta == 1 else bias(beta, step)
 
 
 def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:

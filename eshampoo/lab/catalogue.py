@@ -131,7 +131,7 @@ IMAGEWOOF_CONVNEXT = Workload(
         "small": Setting(
             model=partial(ConvNeXt, widths=(24, 48, 96), depths=(1, 1, 1), patch=6, drop_path=0.1),
             data=partial(images.load_imagewoof, size=48, stored=56),
-            steps=300,
+            steps=210,
             batch=128,
             options=options(3e-3, 0.05),
             clip=None,
