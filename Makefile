@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint type bench fuzz chaos clean
+.PHONY: help demo test lint type bench figures fuzz chaos clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -31,6 +31,9 @@ type: $(READY)  ## mypy, strict
 
 bench: $(READY)  ## measure against peers and the matrix-product limit; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.run
+
+figures: $(READY)  ## draw the figures of docs/reproduction.md again from the logs beside them
+	for name in time fig1 fig2 fig3 fig4 fig5 partial; do $(BIN)/eshampoo reproduce $$name --out docs/reproduction || exit 1; done
 
 fuzz: $(READY)  ## 10,000 random cases against the oracles, seeds printed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --cases 10000

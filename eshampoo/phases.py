@@ -171,7 +171,8 @@ def adam_(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) -> T
     shift = (gain if method.bias_in_step else bias1.unsqueeze(1)) * max(o.eps, 1e-30)
     share1, share3 = share(o.betas[0], moving, G), share(o.beta_scale, moving, G)
     least = rounding(s, beta3, o)
-    limit = adam_bound(s.step, o).unsqueeze(1) if o.correction == "bounded" else None
+    bounded = o.correction == "bounded" and s.factors  # without a basis nothing changes hands
+    limit = adam_bound(s.step, o).unsqueeze(1) if bounded else None
     for M_c, D_c, G_c in chunks(s.exp_avg, D, G):
         average_(M_c, G_c, o.betas[0], share1)
         if not optimal:

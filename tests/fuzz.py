@@ -357,6 +357,13 @@ CORPUS = [
     ),
     # vectors="adam" holds for FullMatrixAdam too.
     Case("FullMatrixAdam", ({"vectors": "adam", "tau": 0.0, "lr": 1e-2},), (Parameter((2,)),)),
+    # The bound is of blocks with a basis; when β changes on the way, plain Adam can exceed it.
+    Case(
+        "EShampoo",
+        ({"betas": (0.0, 0.9), "correction": "bounded", "lr": 1e-2},),
+        (Parameter(()),),
+        changes={"betas": (0.5, 0.7)},
+    ),
 ]
 
 

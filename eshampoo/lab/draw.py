@@ -88,7 +88,8 @@ def draw_losses(axes: Axes, points: Sequence[tuple[Curve, Group]], time: bool) -
         axes.fill_between(x, losses.min(0), losses.max(0), color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel("seconds of training" if time else "step")
     axes.set_ylabel("training loss")
-    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_yscale("log" if high > 5 * low else "linear")
 
 
 def draw_cost(axes: Axes, points: Sequence[tuple[Curve, Group]]) -> None:

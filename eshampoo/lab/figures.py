@@ -83,7 +83,7 @@ FIGURE_1 = Figure(
                         frequency=100,
                         rates=rates((1e-4, 1e-3, 1e-2), (3e-4, 1e-3, 3e-3)),
                     )
-                    for eps in (1e-10, 1e-8, 1e-4)
+                    for eps in (1e-10, 1e-4)
                 ),
             ),
             horizontal="rate",
@@ -216,6 +216,7 @@ FIGURE_5 = Figure(
                     Curve(label, "eshampoo", {**FULL, "tau": tau}, 1)
                     for label, tau in (
                         ("τ = 0.99", 0.99),
+                        ("one basis, at the first step", "0,1@0.0001"),
                         ("τ = 0.8", 0.8),
                         ("τ = 0.8, then 0.01 from 90 %", "0.8,0.01@0.9"),
                         ("τ = 0.01, then 0.8 from 10 %", "0.01,0.8@0.1"),

@@ -27,6 +27,7 @@ def made_log(optimizer, seed, final, steps=100, **options):
         evaluations=((steps, 0.9),),
         factors=(),
         basis_step=empty,
+        basis_work=empty,
         basis_checks=empty,
         basis_computations=empty,
         basis_criterion=empty,

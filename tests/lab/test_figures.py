@@ -1,12 +1,17 @@
 """Figures: every one is planned, runs what is missing, and is drawn from logs alone."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from eshampoo.lab import reproduce as reproduce_module
 from eshampoo.lab.cli import main
 from eshampoo.lab.figures import FIGURES, Curve, Figure, Panel
-from eshampoo.lab.reproduce import plan, scaled_frequency
-from eshampoo.lab.runlog import FILE_NAME
+from eshampoo.lab.reproduce import plan, run_directory, scaled_frequency
+from eshampoo.lab.runlog import FILE_NAME, read_log
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "reproduction"
 
 MERGED = {"merge_dims": False}
 SMALL_FIGURE = Figure(
@@ -91,3 +96,22 @@ def test_a_failing_run_is_told(tmp_path, capsys, monkeypatch):
     assert "1 runs failed" in error
     assert "refuses its options" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_point_of_a_published_figure_has_its_log(name):
+    for point in plan(FIGURES[name], "small", None, None):
+        for run in point.runs:
+            log = read_log(run_directory(PUBLISHED, run) / FILE_NAME)
+            assert log.run == run
+            assert log.finished
+            assert "--out OUT" in log.header["command"]
+
+
+def test_a_published_figure_is_drawn_from_its_logs_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce_module, "start", lambda words: pytest.fail("ran"))
+    copy = shutil.copytree(PUBLISHED, tmp_path / "copy")
+    (copy / "fig4-small.png").unlink()
+    assert main(["reproduce", "fig4", "--out", str(copy)]) == 0
+    assert (copy / "fig4-small.png").read_bytes()[:4] == b"\x89PNG"
+    assert (copy / "fig4-small.md").read_text() == (PUBLISHED / "fig4-small.md").read_text()
