@@ -60,19 +60,6 @@ SETTINGS = {
 # The rules ----------------------------------------------------------------------------------------
 
 
-def most(o: Options, step: Tensor) -> Tensor:
-    """c_t ≥ |m̂|/√v̂ for any gradients: √(Σ_k (1−β1)² β1^{2k} / ((1−β2) β2^k)), bias-corrected.
-
-    |m| = |Σ a_k g_k| ≤ √(Σ a_k²/b_k) √(Σ b_k g_k²) with the weights a, b of the two averages.
-    """
-    beta1, beta2 = o.betas[0], o.beta_scale
-    ratio = beta1**2 / beta2
-    t = step.clamp_min(1.0)
-    total = (1 - ratio**t) / (1 - ratio)
-    corrections = phases.bias(beta2, t).sqrt() / phases.bias(beta1, t)
-    return corrections * total.sqrt() * (1 - beta1) / math.sqrt(1 - beta2)
-
-
 @contextmanager
 def rule(kind: str, kappa: float) -> Iterator[list[float]]:
     """Run with `phases.adam_` under a rule; collects the largest entry of every update."""
@@ -104,7 +91,7 @@ def rule(kind: str, kappa: float) -> Iterator[list[float]]:
         if kind == "floor":
             return U
         if kind == "bound":
-            limit = phases.per_block(most(o, s.step), U)
+            limit = phases.per_block(phases.adam_bound(s.step, o), U)
             return torch.maximum(torch.minimum(U, limit), -limit)
         if kind == "cut":
             return U.masked_fill(root <= noise, 0.0)
