@@ -93,6 +93,7 @@ def _ours(
         before={"refresh": all_due},
         least=1,
     )
+    extra = (timing.peak() - before) / sum(p.numel() for p in params)
     found = limit.blocks(params)
     bare = limit.Limit(found, contender.units)
     stacked = limit.StackedLimit(found, contender.units)
@@ -102,7 +103,6 @@ def _ours(
         "check": optimizer.step,
         "stacked_limit": stacked.run,
     }
-    extra = (timing.peak() - before) / sum(p.numel() for p in params)
     plain()
     optimizer.step()
     bare.run()

@@ -36,7 +36,6 @@ from torch import Tensor, nn
 
 from eshampoo import EShampoo, linalg, phases
 from eshampoo.bucket import Stacks
-from eshampoo.methods import Method
 from eshampoo.options import Options
 
 RATES = (3e-3, 1e-2, 3e-2, 1e-1)
@@ -66,15 +65,14 @@ def rule(kind: str, kappa: float) -> Iterator[list[float]]:
     original = phases.adam_
     largest: list[float] = []
 
-    def adam_(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) -> Tensor:
+    def adam_(s: Stacks, G: Tensor, w: phases.Weights, o: Options) -> Tensor:
         D = phases.scale(s)
-        phases.average_(s.exp_avg, G, o.betas[0], phases.share(o.betas[0], moving, G))
+        phases.average_(s.exp_avg, G, o.betas[0], phases.per_block(w.share1, G))
         if s.exp_avg_sq is not None:
-            weight = phases.share(o.beta_scale, moving, G)
-            phases.average_(D, G.square(), o.beta_scale, weight)
-        M, bias1 = phases.look_ahead(s.exp_avg, G, o), phases.momentum_bias(s.step, o)
-        root = (D / phases.per_block(phases.bias(o.beta_scale, s.step), D)).sqrt()
-        U = M / phases.per_block(bias1, M) / (root + o.eps)
+            phases.average_(D, G.square(), o.beta_scale, phases.per_block(w.share3, G))
+        M = phases.look_ahead(s.exp_avg, G, o)
+        root = (D / phases.per_block(phases.bias(o.beta_scale, s.step.clamp_min(1.0)), D)).sqrt()
+        U = M / phases.per_block(w.bias1, M) / (root + o.eps)
         if s.factors:
             U = bounded(U, root + o.eps, root, s, o)
             largest.append(U.abs().max().item())
@@ -82,7 +80,7 @@ def rule(kind: str, kappa: float) -> Iterator[list[float]]:
 
     def bounded(U: Tensor, divisor: Tensor, root: Tensor, s: Stacks, o: Options) -> Tensor:
         first = next(iter(s.factors.values()))
-        trace = phases.diagonal(first).sum(1) / phases.bias(o.betas[1], s.step)
+        trace = phases.diagonal(first).sum(1) / phases.bias(o.betas[1], s.step.clamp_min(1.0))
         noise = phases.per_block(kappa * torch.finfo(U.dtype).eps * trace.sqrt(), U)
         if kind == "none":
             return U
@@ -91,7 +89,7 @@ def rule(kind: str, kappa: float) -> Iterator[list[float]]:
         if kind == "floor":
             return U
         if kind == "bound":
-            limit = phases.per_block(phases.adam_bound(s.step, o), U)
+            limit = phases.per_block(phases.adam_bound(s.step.clamp_min(1.0), o), U)
             return torch.maximum(torch.minimum(U, limit), -limit)
         if kind == "cut":
             return U.masked_fill(root <= noise, 0.0)

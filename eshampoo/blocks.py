@@ -38,12 +38,25 @@ class Block(NamedTuple):
 
     def unmerged(self, row: Tensor) -> Tensor:
         """A row of a stack, with the dimensions of the parameter."""
-        return row.view(extent(self.box))
+        shape = extent(self.box)
+        if row.shape == shape:
+            return row
+        size = prod(shape)
+        return (row if row.numel() == size else row[:size]).view(shape)
 
 
 def extent(box: Box) -> tuple[int, ...]:
     """The shape of a rectangle."""
     return tuple(cut.stop - cut.start for cut in box)
+
+
+def padded(numel: int) -> int:
+    """The length of the stack that a vector is in: short ones of similar length share one.
+
+    >>> [padded(numel) for numel in (10, 192, 256, 384, 5000)]
+    [256, 256, 256, 512, 5000]
+    """
+    return numel if numel > 4096 else max(256, 1 << (numel - 1).bit_length())
 
 
 def merge(shape: Sequence[int], max_dim: int) -> list[list[int]]:

@@ -1,16 +1,18 @@
 """Stacked storage: blocks of the same shape share one tensor per kind of state."""
 
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import compress
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .blocks import Block, local
+from .blocks import Block, extent, local
 from .methods import Method
 from .options import Options
 
@@ -20,10 +22,20 @@ if TYPE_CHECKING:
 HISTORY = 1000
 """How many checks of a factor are remembered with record=True."""
 
-PART_BYTES = {"cpu": 1 << 21}
-"""Stacks are worked on in parts of about this size, so that a part stays in the cache of a CPU …"""
-PART_BYTES_DEFAULT = 1 << 28
-"""… or bounds the transient memory on other devices."""
+THREAD_BYTES = 1 << 20
+"""Stacks are worked on in parts of about this size per thread, to stay in the cache of a CPU …"""
+PART_BYTES = 1 << 28
+"""… or of this size on other devices, to bound the transient memory."""
+
+
+def together(size: int, device: torch.device) -> int:
+    """How many blocks of `size` bytes are worked on at a time.
+
+    On a CPU as many for each thread: a batch of products runs side by side, one product per thread.
+    """
+    if device.type == "cpu":
+        return max(1, THREAD_BYTES // max(1, size)) * torch.get_num_threads()
+    return max(1, PART_BYTES // max(1, size))
 
 
 @dataclass
@@ -73,6 +85,16 @@ class Stacks:
             # With one mode, A is the factor itself.
             full=like.new_zeros(count, numel, numel) if optimal and len(shape) > 1 else None,
         )
+
+    @cached_property
+    def transposed(self) -> dict[int, Tensor]:
+        """Views Q_iᵀ."""
+        return {mode: Q.transpose(1, 2) for mode, Q in self.bases.items()}
+
+    @cached_property
+    def diagonals(self) -> dict[int, Tensor]:
+        """Views diag Λ̂_i [N, d_i]."""
+        return {mode: A.diagonal(dim1=1, dim2=2) for mode, A in self.factors.items()}
 
     def named(self) -> dict[str, Tensor]:
         """Every stack under the name that it has in `state[p]`."""
@@ -139,6 +161,55 @@ class Books:
         }
 
 
+class Part:
+    """Blocks of a bucket that are worked on together, and views of their state, made once."""
+
+    def __init__(self, bucket: "Bucket", start: int, stop: int) -> None:
+        self.bucket, self.start, self.stop = bucket, start, stop
+        self.stacks = bucket.stacks.narrow(start, stop)
+        self.blocks = bucket.blocks[start:stop]
+        self.shapes = [extent(block.box) for block in self.blocks]
+        sizes, room = [prod(shape) for shape in self.shapes], prod(bucket.shape)
+        # Vectors that are shorter than the rows of their stack have zeros behind them.
+        self.padded = any(size < room for size in sizes)
+        self.cuts = [length for size in sizes for length in (size, room - size)]
+
+    def alone(self) -> "Wave":
+        """This part as a wave of its own."""
+        return Wave(self.stacks.step, self.stacks.skipped, [self])
+
+    def rows(self, X: Tensor) -> list[Tensor]:
+        """What belongs to each block in a stack, as it lies in the parameter."""
+        # One operation for all: vector, rest, vector, rest, …
+        rows = torch.split(X.view(-1), self.cuts)[::2] if self.padded else X.unbind(0)
+        pairs = zip(rows, self.shapes, strict=True)
+        return [row if row.shape == shape else row.view(shape) for row, shape in pairs]
+
+    def cut(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        """Of tensors that lie like the parameters, what belongs to each block."""
+        pairs = zip(self.blocks, tensors, strict=True)
+        return [block.of(local(X)) for block, X in pairs if X is not None]
+
+    def gather_(self, G: Tensor, present: Sequence[bool]) -> None:
+        """Write the gradients into a stack; zero where there is none."""
+        if self.padded or not all(present):
+            G.zero_()
+        grads = [block.parameter.grad for block in self.blocks]
+        torch._foreach_copy_(list(compress(self.rows(G), present)), self.cut(grads))
+
+
+class Wave(NamedTuple):
+    """Parts that are admitted to a step together: what is known per block is computed once.
+
+    Small operations take as long on one block as on a thousand.
+    """
+
+    step: Tensor  # [N], of all their blocks
+    skipped: Tensor  # [N]
+    parts: list[Part]
+    arriving: "Bucket | None" = None  # its gradients come from other ranks, and must be there
+
+
 class Bucket:
     """Blocks of one param group with the same shape, modes, state dtype and device.
 
@@ -168,6 +239,7 @@ class Bucket:
         self.stacks = Stacks.zeros(len(blocks), shape, modes, self.method, options, like)
         self.books = Books(len(blocks), len(modes))
         self.history: dict[int, deque[tuple[int, float, bool]]] = {}
+        self.buffers: dict[int, Tensor] = {}  # for gradients, by the first block of a part
         # The host's idea of t: never behind the device, which does not count skipped gradients.
         self.clock = [-1 if method.delayed else 0] * len(blocks)
         self.skipped = [0] * len(blocks)  # as of the last time that the host read anything
@@ -190,13 +262,21 @@ class Bucket:
         """Whether the block has a basis: before its first check, Shampoo's graft works alone."""
         return self.books.checks[slot * len(self.modes)] > 0
 
-    def parts(self) -> Iterator[tuple[int, int]]:
-        """Ranges of blocks that are worked on together."""
-        stack = self.stacks.exp_avg
-        budget = PART_BYTES.get(stack.device.type, PART_BYTES_DEFAULT)
-        count = max(1, budget // (stack.element_size() * max(1, prod(self.shape))))
-        for start in range(0, len(self.blocks), count):
-            yield start, min(start + count, len(self.blocks))
+    @property
+    def nbytes(self) -> int:
+        """The size of a block."""
+        return self.stacks.exp_avg.element_size() * prod(self.shape)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Buckets that agree in this can be admitted together."""
+        s = self.stacks
+        return self.method, s.step.device, s.step.dtype, s.exp_avg_sq is None, self.exchange
+
+    def parts(self) -> list[Part]:
+        """The blocks, some at a time."""
+        count, blocks = together(self.nbytes, self.stacks.step.device), len(self.blocks)
+        return [Part(self, i, min(i + count, blocks)) for i in range(0, blocks, count)]
 
     def named(self) -> dict[str, Tensor]:
         """Everything that is kept about the blocks, by name."""
@@ -224,38 +304,12 @@ class Bucket:
                 for n, stack in named.items()
             }
             if not self.modes:
+                block = self.blocks[slots[0]]
                 views = {
-                    name: view.view(local(p).shape if name.startswith("exp_avg") else ())
+                    name: block.unmerged(view[0]) if name.startswith("exp_avg") else view.view(())
                     for name, view in views.items()
                 }
             yield p, {self.named_as(name, p): view for name, view in views.items()}
-
-    def gather(self, start: int, stop: int, present: Sequence[bool]) -> Tensor:
-        """The gradients of these blocks as one stack; zero where there is none."""
-        G = torch.empty_like(self.stacks.exp_avg[start:stop])
-        targets, sources = [], []
-        for row, slot in zip(G.unbind(0), range(start, stop), strict=True):
-            block = self.blocks[slot]
-            grad = block.parameter.grad
-            if present[slot] and grad is not None:
-                targets.append(block.unmerged(row))
-                sources.append(block.of(local(grad)))
-            else:
-                row.zero_()
-        torch._foreach_copy_(targets, sources)
-        return G
-
-    def weights_and_rows(
-        self, U: Tensor, start: int, present: Sequence[bool]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Of the blocks with a gradient: views in their parameters, and rows of a stack."""
-        weights, rows = [], []
-        for slot, row in enumerate(U.unbind(0), start):
-            if present[slot]:
-                block = self.blocks[slot]
-                weights.append(block.of(local(block.parameter)))
-                rows.append(block.unmerged(row))
-        return weights, rows
 
     def remember(self, entry: int, check: tuple[int, float, bool]) -> None:
         """Add (step, criterion, computed?) to the bounded history of a factor."""
@@ -275,3 +329,37 @@ class Bucket:
         self.clock = [int(t) for t in self.stacks.step.tolist()]
         self.skipped = [int(count) for count in self.stacks.skipped.tolist()]
         self.history.clear()
+
+
+def waves(buckets: Sequence[Bucket]) -> list[Wave]:
+    """Cut the buckets of one param group into parts, and join the parts that are small."""
+    alike: dict[tuple[Any, ...], list[Bucket]] = defaultdict(list)
+    for bucket in buckets:
+        alike[bucket.kind].append(bucket)
+    found: list[Wave] = []
+    for same in alike.values():
+        # From now on the counts of neighbours lie next to each other.
+        step = torch.cat([bucket.stacks.step for bucket in same])
+        skipped = torch.cat([bucket.stacks.skipped for bucket in same])
+        sizes = [len(bucket.blocks) for bucket in same]
+        counts = zip(same, torch.split(step, sizes), torch.split(skipped, sizes), strict=True)
+        for bucket, its_step, its_skipped in counts:
+            bucket.stacks.step, bucket.stacks.skipped = its_step, its_skipped
+        found += _joined(same, step, skipped)
+    return found
+
+
+def _joined(same: Sequence[Bucket], step: Tensor, skipped: Tensor) -> Iterator[Wave]:
+    arriving = same[0] if same[0].exchange is not None else None
+    room = together(1, step.device)
+    parts: list[Part] = []
+    done = size = 0
+    for part in [part for bucket in same for part in bucket.parts()]:
+        nbytes = (part.stop - part.start) * part.bucket.nbytes
+        if parts and size + nbytes > room:
+            stop = done + sum(p.stop - p.start for p in parts)
+            yield Wave(step[done:stop], skipped[done:stop], parts, arriving)
+            parts, done, size, arriving = [], stop, 0, None
+        parts.append(part)
+        size += nbytes
+    yield Wave(step[done:], skipped[done:], parts, arriving)

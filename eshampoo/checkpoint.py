@@ -218,12 +218,15 @@ def fill_(buckets: Sequence[Bucket], state: State) -> None:
         numbers = [block.number for block in bucket.every if block.parameter is p]
         for name, stack in bucket.named().items():
             value = state[p][bucket.named_as(name, p)]
-            if not bucket.modes:
-                value = _held(value, p).reshape(1, *stack.shape[1:])
-            else:
-                value = _whole(value)
+            value = _whole(value) if bucket.modes else _held(value, p)
             for slot in bucket.slots(p):
-                stack[slot] = value[numbers.index(bucket.blocks[slot].number)]
+                block = bucket.blocks[slot]
+                if bucket.modes:
+                    stack[slot] = value[numbers.index(block.number)]
+                elif stack.dim() > 1:
+                    block.unmerged(stack[slot]).copy_(value)
+                else:
+                    stack[slot] = value
     for bucket in buckets:
         bucket.set_clock()
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from .blocks import Block, called, cut, is_sharded, local
-from .bucket import Bucket
+from .blocks import Block, called, cut, is_sharded, local, padded
+from .bucket import Bucket, Wave, waves
 from .checkpoint import fill_, fill_from_adam_, pack, read_groups, read_state
 from .methods import Method
 from .options import Options
 from .refresh import Failure, refresh_
 from .report import FactorReport, factor_reports
-from .work import Task, Update, advance, finish, graft_parameters, observe, post
+from .work import Task, Update, advance, finish, graft_parameters, post
 
 if TYPE_CHECKING:
     from .layout import Place
@@ -36,6 +36,7 @@ class EigenbasisOptimizer(Optimizer):
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._buckets: list[Bucket] = []
+        self._waves: list[Wave] = []
         self._layouts: list[dict[str, Any]] = []
         self._places: dict[Any, Place] = {}
         self._shared: dict[Tensor, Place] = {}  # parameters that other ranks have a part in
@@ -101,6 +102,7 @@ class EigenbasisOptimizer(Optimizer):
                 Bucket(index, own, shape, modes, kind, self.method, options, like, exchange)
             )
         self._buckets += buckets
+        self._waves += waves(buckets)
         self._layouts.append(options.layout)
         self._shared |= places
         plain = {p for bucket in buckets if not bucket.modes for p in bucket.parameters}
@@ -118,7 +120,7 @@ class EigenbasisOptimizer(Optimizer):
         if not plan.modes:
             held = local(p)  # it may be empty, but a checkpoint wants an entry on every rank
             box = tuple(slice(0, size) for size in held.shape)
-            yield (), Block(p, 0, 1, box, (held.numel(),))
+            yield (), Block(p, 0, 1, box, (padded(held.numel()),))
             return
         for number, (box, shape) in enumerate(zip(plan.boxes, plan.shapes, strict=True)):
             size = torch.Size(shape).numel()
@@ -183,17 +185,15 @@ class EigenbasisOptimizer(Optimizer):
         for task in shared:
             task.exchange.start()
         # 1. Gradients to statistics. Where no basis can change before the update, all the rest too.
-        for task in tasks:
-            if task.checks and not self.method.delayed:
-                observe(task)
-            else:
-                updates += advance(task)
-                post(shared)
+        by_bucket = {task.bucket: task for task in tasks}
+        for wave in self._waves:
+            updates += advance(wave, by_bucket)
+            post(shared)
         # 2. Criteria, one copy to the host, and new bases where they are due.
         failures, skipped = refresh_(checking, tasks) if checking else ([], [])
         # 3. The rest of the step for those that waited for it.
-        if not self.method.delayed:
-            for task in checking:
+        for task in checking:
+            if task.waits:
                 updates += finish(task)
         graft_parameters(tasks, updates, self._parameters())
         # 4. Updates that other ranks worked on arrive.
@@ -244,7 +244,7 @@ class EigenbasisOptimizer(Optimizer):
             due = [s for s, now in enumerate(present) if now and clock[s] % o.frequency == 0]
             checks = {slot: o.threshold(clock[slot]) for slot in due if bucket.modes}
             task = Task(bucket, o, present, clock, checks)
-            if any(block.parameter in verdicts for block in bucket.blocks):
+            if verdicts and any(block.parameter in verdicts for block in bucket.blocks):
                 fine = torch.zeros((), dtype=torch.int32, device=bucket.stacks.step.device)
                 said = [verdicts.get(block.parameter, fine) for block in bucket.blocks]
                 task.verdicts = torch.stack(said)
@@ -288,11 +288,13 @@ class EigenbasisOptimizer(Optimizer):
         watched: dict[Place | None, list[Tensor]] = defaultdict(list)
         for group, o in zip(self.param_groups, options, strict=True):
             for p in group["params"]:
-                place = self._shared.get(p)
-                if o.nonfinite == "raise" and p.numel() > 0 and (p.grad is not None or place):
-                    watched[place].append(p)
-                if p.grad is not None and (p.grad.is_sparse or p.grad.is_complex()):
-                    kind = "sparse" if p.grad.is_sparse else "complex"
+                grad = p.grad
+                if o.nonfinite == "raise" and p.numel() > 0:
+                    place = self._shared.get(p)
+                    if grad is not None or place:
+                        watched[place].append(p)
+                if grad is not None and (grad.is_sparse or grad.is_complex()):
+                    kind = "sparse" if grad.is_sparse else "complex"
                     raise RuntimeError(
                         f"the gradient of {called(p, self._names())} is {kind}; gradients must be "
                         "dense and real: use sparse=False in the embedding, or another optimizer "
@@ -376,7 +378,7 @@ class EigenbasisOptimizer(Optimizer):
         values, history = state["state"], state["history"]
         own = {name: state[name] for name in ("defaults", "param_groups")}
         super().__setstate__({**own, "state": defaultdict(dict)})
-        self._buckets, self._layouts = [], []
+        self._buckets, self._waves, self._layouts = [], [], []
         self._places, self._shared, self._voters = {}, {}, {}
         self._warned = False
         self._calls, self._unreported = 0, defaultdict(list)

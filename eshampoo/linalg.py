@@ -23,6 +23,8 @@ def unfold(X: Tensor, mode: int) -> Tensor:
 def mode_product(X: Tensor, A: Tensor, mode: int) -> Tensor:
     """X ×_i Aᵀ: multiply mode i of every block by the transpose of A [N, d_i, e]."""
     N, *dims = X.shape
+    if len(dims) == 2:  # matrices: nothing to fold
+        return torch.bmm(X, A) if mode == 1 else torch.bmm(A.transpose(1, 2), X)
     if mode == len(dims) - 1:  # rows times A: no copy
         Y = torch.bmm(X.reshape(N, -1, dims[-1]), A)
         return Y.view(N, *dims[:-1], A.shape[2])
@@ -31,18 +33,14 @@ def mode_product(X: Tensor, A: Tensor, mode: int) -> Tensor:
     return Y.view(N, A.shape[2], *rest).movedim(1, mode + 1)
 
 
-def rotate(X: Tensor, bases: Mapping[int, Tensor]) -> Tensor:
-    """X̃ = Q_Lᵀ X Q_R, for any order (Lemma 1)."""
+def rotate_(X: Tensor, bases: Mapping[int, Tensor], transposed: Mapping[int, Tensor]) -> Tensor:
+    """X ← Q_Lᵀ X Q_R, for any order (Lemma 1); back again with the arguments exchanged."""
+    if X.dim() == 3 and len(bases) == 2:  # matrices: the last product goes where X was
+        return torch.bmm(torch.bmm(transposed[0], X), bases[1], out=X)
+    Y = X
     for mode, Q in bases.items():
-        X = mode_product(X, Q, mode)
-    return X
-
-
-def rotate_back(X: Tensor, bases: Mapping[int, Tensor]) -> Tensor:
-    """X = Q_L X̃ Q_Rᵀ."""
-    for mode, Q in bases.items():
-        X = mode_product(X, Q.transpose(1, 2), mode)
-    return X
+        Y = mode_product(Y, Q, mode)
+    return X if Y is X else X.copy_(Y)
 
 
 def along(vector: Tensor, mode: int, order: int) -> Tensor:
@@ -57,7 +55,12 @@ def off_diagonal(A: Tensor) -> Tensor:
 
 
 def criterion(A: Tensor) -> Tensor:
-    """‖Λ̂ − diag Λ̂‖_F / ‖Λ̂‖_F ∈ [0, 1], per matrix (Eq. criterion); 0 for a zero matrix.
+    """‖Λ̂ − diag Λ̂‖_F / ‖Λ̂‖_F ∈ [0, 1], per matrix (Eq. criterion); 0 for a zero matrix."""
+    return off_share(norms(A))
+
+
+def norms(A: Tensor) -> Tensor:
+    """‖Λ̂ − diag Λ̂‖_F and ‖diag Λ̂‖, per matrix, in a last dimension of 2.
 
     The diagonal is left out before the norm is taken: subtracting its square from ‖Λ̂‖² afterwards
     loses everything in float32.
@@ -65,6 +68,12 @@ def criterion(A: Tensor) -> Tensor:
     rows = torch.linalg.vector_norm(off_diagonal(A), dim=-1)  # row by row: much faster on a CPU
     off = torch.linalg.vector_norm(rows, dim=-1)
     diagonal = torch.linalg.vector_norm(A.diagonal(dim1=-2, dim2=-1), dim=-1)
+    return torch.stack([off, diagonal], -1)
+
+
+def off_share(norms: Tensor) -> Tensor:
+    """The criterion from the two norms of `norms`."""
+    off, diagonal = norms.unbind(-1)
     total = torch.hypot(off, diagonal)
     share = torch.where(total > 0, off / total, torch.zeros_like(off)).clamp_(max=1.0)
     return share.masked_fill_(total.isinf(), 1.0)  # squares overflowed: compute a basis, be safe

@@ -6,12 +6,13 @@
     direction    momentum and scale see G̃; U, back in parameter space
 
 Legend: G gradient, G̃ the gradient in the eigenbasis, M̃ momentum, D scale, L, R factors, Λ̂ a factor
-in its basis, Q basis, V change of basis, t step; all stacked on a leading N. `live` [N] marks the
-blocks that take part in this step: the others keep every bit of their state.
+in its basis, Q basis, V change of basis, t step; all stacked on a leading N. `live` [N] is 1 for
+the blocks that take part in this step and 0 for the others, which keep every bit of their state.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,15 +27,18 @@ GRAM_WHOLE = 384
 """From this size on only the lower block triangle of a Gram matrix is computed: 30 % faster."""
 
 CHUNK = 1 << 16
-"""Entries that element-wise work is done on at a time on a CPU, so that they stay in its cache."""
+"""Entries that a thread does element-wise work on at a time on a CPU, to stay in its cache."""
 
+
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+"""Whole numbers as wide as those of the state."""
 
 SETTLE_EVERY = 64
 """Steps between two looks for averages that are about to become denormal numbers."""
 
 
 def per_block(weights: Tensor, like: Tensor) -> Tensor:
-    """Shape [N] as [N, 1, …, 1]."""
+    """Shape [N] or [N, 1] as [N, 1, …, 1]."""
     return weights.view(-1, *[1] * (like.dim() - 1))
 
 
@@ -43,23 +47,26 @@ def diagonal(A: Tensor) -> Tensor:
     return A.diagonal(dim1=1, dim2=2)
 
 
-def share(beta: float, live: Tensor, like: Tensor) -> Tensor:
-    """What a new value weighs, per block: 1 − β, or 1 in a sum (β = 1); 0 where not live."""
-    return live.to(like.dtype) * (1.0 - beta if beta < 1 else 1.0)
+def share(beta: float, live: Tensor) -> Tensor:
+    """What a new value weighs in an average: 1 − β, or 1 in a sum (β = 1); 0 where not live."""
+    return live * (1.0 - beta if beta < 1 else 1.0)
 
 
 def average_(average: Tensor, value: Tensor, beta: float, weight: Tensor) -> None:
     """X ← βX + (1−β)·value, or X + value for β = 1 (AdaGrad's sum), with the weight of `share`."""
     if beta < 1:
-        average.lerp_(value, per_block(weight, average))
+        average.lerp_(value, weight)
     else:
-        average.addcmul_(value, per_block(weight, average))
+        average.addcmul_(value, weight)
 
 
 def average_gram_(factor: Tensor, X: Tensor, beta: float, weight: Tensor) -> None:
     """L ← βL + (1−β) XXᵀ for X [N, d, r], the lower part in block rows, the rest mirrored."""
     d = factor.shape[1]
-    rows = d if d < GRAM_WHOLE else -(-d // 4)
+    if d < GRAM_WHOLE or X.shape[2] < GRAM_WHOLE // 8:
+        average_(factor, torch.bmm(X, X.transpose(1, 2)), beta, weight)
+        return
+    rows = -(-d // 4)
     for start in range(0, d, rows):
         stop = min(start + rows, d)
         product = torch.bmm(X[:, start:stop], X[:, :stop].transpose(1, 2))
@@ -67,29 +74,84 @@ def average_gram_(factor: Tensor, X: Tensor, beta: float, weight: Tensor) -> Non
         factor[:, :start, start:stop] = factor[:, start:stop, :start].transpose(1, 2)
 
 
-def bias(beta: float, step: Tensor) -> Tensor:
-    """1 − β^t, accurate in float32 also for β near 1; 1 for a sum."""
+def bias(beta: float, t: Tensor) -> Tensor:
+    """1 − β^t for t ≥ 1, accurate in float32 also for β near 1; 1 for a sum."""
     if beta in (0.0, 1.0):
-        return torch.ones_like(step)
-    return -torch.expm1(step.clamp_min(1.0) * math.log(beta))
+        return torch.ones_like(t)
+    return -torch.expm1(t * math.log(beta))
 
 
-def admit_(s: Stacks, G: Tensor, present: Tensor, o: Options) -> Tensor:
+def admit_(
+    step: Tensor,  # [N]
+    skipped: Tensor,  # [N]
+    grads: Sequence[Tensor],  # stacks of N blocks in all
+    present: Tensor | None,  # [N]: which of them have a gradient; None: all
+    o: Options,
+) -> Tensor:
     """Zero the gradients that are not finite, count the step of the others: `live` [N].
 
     A gradient whose squares overflow is not finite either; one whose squares vanish is zero, so
     that it leaves no denormal numbers, which processors are slow with. The host reads nothing.
     """
-    live = present
+    live = torch.ones_like(step) if present is None else present.to(step.dtype)
     if o.nonfinite == "skip":
-        norms = torch.linalg.vector_norm(G.flatten(1), dim=1)
-        finite = torch.isfinite(norms)
-        least = math.sqrt(torch.finfo(G.dtype).tiny)
-        G.masked_fill_(per_block(~finite | (norms <= least), G), 0.0)
-        live = present & finite
-        s.skipped.add_(present & ~finite)
-    s.step.add_(live)
+        norms = [torch.linalg.vector_norm(G.flatten(1), dim=1) for G in grads]
+        norm = torch.cat(norms) if len(norms) > 1 else norms[0]
+        finite = norm < math.inf  # NaN is not
+        some = norm > math.sqrt(torch.finfo(norm.dtype).tiny)
+        # Of the bits, because 0 · NaN is NaN; masked_fill_ takes five times as long.
+        bits = BITS[norm.dtype]
+        keep = (finite & some).to(bits).split([len(G) for G in grads])
+        for G, kept in zip(grads, keep, strict=True):
+            G.view(bits).mul_(per_block(kept, G))
+        skipped.add_(live > finite)
+        live.mul_(finite)
+    step.add_(live)
     return live
+
+
+class Weights(NamedTuple):
+    """What things weigh at this step, per block [N, 1]; computed once for many parts."""
+
+    live: Tensor
+    moving: Tensor  # `live`, but a delayed method only observes its first gradient
+    share1: Tensor  # of G̃ in M̃
+    share2: Tensor  # of GGᵀ in the factors
+    share3: Tensor  # of G̃^{⊙2} in D
+    bias1: Tensor  # 1 − β1^t
+    gain: Tensor  # M̃ is divided by gain · √D + shift,
+    shift: Tensor  # which is (1−β1^t) (√D/√(1−β3^t) + ε)
+    pace: Tensor  # −α
+
+    def split(self, sizes: list[int]) -> "list[Weights]":
+        """Those of so many blocks each."""
+        if len(sizes) == 1:
+            return [self]
+        return [Weights(*part.unbind(0)) for part in torch.split(torch.stack(self), sizes, 1)]
+
+
+def weigh(step: Tensor, live: Tensor, o: Options, method: Method, optimal: bool) -> Weights:
+    """The numbers of Algorithm 2 that depend on t, from `step` and `live` [N]."""
+    t, live = step.clamp_min(1.0).unsqueeze(1), live.unsqueeze(1)
+    moving = live * (step >= 1).unsqueeze(1) if method.delayed else live
+    bias1 = momentum_bias(t, o)
+    gain = bias1 / bias(beta_of_scale(o, optimal), t).sqrt()
+    return Weights(
+        live,
+        moving,
+        share(o.betas[0], moving),
+        share(o.betas[1], live),
+        share(o.beta_scale, moving),
+        bias1,
+        gain,
+        (gain if method.bias_in_step else bias1) * max(o.eps, 1e-30),
+        (moving * -o.lr).to(live.dtype),
+    )
+
+
+def beta_of_scale(o: Options, optimal: bool) -> float:
+    """The averaging constant of D; that of the factors if D = diag(QᵀAQ)."""
+    return o.betas[1] if optimal else o.beta_scale
 
 
 def settle_(s: Stacks, live: Tensor) -> None:
@@ -103,17 +165,19 @@ def settle_(s: Stacks, live: Tensor) -> None:
             X.masked_fill_(X.abs() < least, 0.0)
 
 
-def observe_(s: Stacks, G: Tensor, live: Tensor, o: Options, method: Method) -> Tensor:
-    """G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ in the basis (Eq. ema-shampoo-practical)."""
+def observe_(s: Stacks, G: Tensor, w: Weights, o: Options, method: Method) -> None:
+    """G ← G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ in it (Eq. ema-shampoo-practical)."""
+    if not s.factors:
+        return
     beta2 = o.betas[1]
-    weight = share(beta2, live, G)
+    weight = w.share2.unsqueeze(2)
     if method.rotated:
-        G = linalg.rotate(G, s.bases)
+        linalg.rotate_(G, s.bases, s.transposed)
     if method.whitened:
         # λ from before this gradient; before the first, the identity.
-        previous = s.step - live.to(s.step.dtype)
+        previous = s.step - w.live.squeeze(1)
         first = per_block(previous < 1, G)
-        roots = {i: torch.where(first, 1.0, w) for i, w in whitening(s, previous, o).items()}
+        roots = {i: torch.where(first, 1.0, x) for i, x in whitening(s, previous, o).items()}
     for i, factor in s.factors.items():
         X, seen = G, weight
         if method.whitened:
@@ -123,38 +187,40 @@ def observe_(s: Stacks, G: Tensor, live: Tensor, o: Options, method: Method) -> 
             X = X / math.sqrt(math.prod(G.shape[1:]) / G.shape[i + 1])
             # R⁻¹ reaches 1/ε, so squares can overflow; L then stands still.
             finite = torch.isfinite(torch.linalg.vector_norm(X.flatten(1), dim=1))
-            X, seen = X.masked_fill(per_block(~finite, X), 0.0), weight * finite
+            X, seen = X.masked_fill(per_block(~finite, X), 0.0), weight * finite.view(-1, 1, 1)
         average_gram_(factor, linalg.unfold(X, i), beta2, seen)
     if s.full is not None:
         g = G.flatten(1)
         average_(s.full, g.unsqueeze(2) * g.unsqueeze(1), beta2, weight)
-    return G
 
 
 def chunks(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same entries of several stacks, a few at a time, as views [N, c]."""
     flat = [stack.flatten(1) for stack in stacks]
     N, size = flat[0].shape
-    width = max(1, CHUNK // N) if flat[0].device.type == "cpu" else size
+    width = max(1, CHUNK * torch.get_num_threads() // N)
+    if flat[0].device.type != "cpu" or size <= width:
+        yield tuple(flat)
+        return
     for start in range(0, size, width):
         yield tuple(stack[:, start : start + width] for stack in flat)
 
 
-def direction(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) -> Tensor:
+def direction(s: Stacks, G: Tensor, w: Weights, o: Options, method: Method) -> Tensor:
     """Momentum and scale see G̃, and give U = Q_L ( D^{-p} ⊙ M̃ ) Q_Rᵀ (Lemma 1); G̃ is used up."""
     if method.second_moment:
-        return linalg.rotate_back(adam_(s, G, moving, o, method), s.bases)
-    average_(s.exp_avg, G, o.betas[0], share(o.betas[0], moving, G))
+        return linalg.rotate_(adam_(s, G, w, o), s.transposed, s.bases)
+    average_(s.exp_avg, G, o.betas[0], per_block(w.share1, G))
     M = look_ahead(s.exp_avg, G, o)
-    U = M / per_block(momentum_bias(s.step, o), M)
+    U = M / per_block(w.bias1, M)
     if method.rotated:
-        for w in whitening(s, s.step, o).values():
-            U = U * w
-        return linalg.rotate_back(U, s.bases)
-    return linalg.rotate(U, s.roots)  # the roots are symmetric
+        for roots in whitening(s, s.step, o).values():
+            U = U * roots
+        return linalg.rotate_(U, s.transposed, s.bases)
+    return linalg.rotate_(U, s.roots, s.roots)  # which are symmetric
 
 
-def adam_(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) -> Tensor:
+def adam_(s: Stacks, G: Tensor, w: Weights, o: Options) -> Tensor:
     """Adam in the eigenbasis (Alg. 2 l.11–14), in place of G̃:
 
     M̃ ← β1 M̃ + (1−β1) G̃,   D ← β3 D + (1−β3) G̃^{⊙2},   G̃ ← M̃/(1−β1^t) ⊘ (√(D/(1−β3^t)) + ε)
@@ -162,37 +228,31 @@ def adam_(s: Stacks, G: Tensor, moving: Tensor, o: Options, method: Method) -> T
     With bias_in_step it is  M̃/(1−β1^t) · √(1−β3^t) ⊘ (√D + ε).
     """
     D = scale(s)
-    G = G.contiguous()  # chunks are views; a rotation that leaves the last mode out permutes
     optimal = s.exp_avg_sq is None
-    beta3 = o.betas[1] if optimal else o.beta_scale
-    bias1, root_bias = momentum_bias(s.step, o), bias(beta3, s.step).sqrt()
-    # M̃ is divided by (1−β1^t) (√D/√(1−β3^t) + ε) = gain · √D + shift.
-    gain = (bias1 / root_bias).unsqueeze(1)
-    shift = (gain if method.bias_in_step else bias1.unsqueeze(1)) * max(o.eps, 1e-30)
-    share1, share3 = share(o.betas[0], moving, G), share(o.beta_scale, moving, G)
-    least = rounding(s, beta3, o)
+    least = rounding(s, beta_of_scale(o, optimal), o)
     bounded = o.correction == "bounded" and s.factors  # without a basis nothing changes hands
-    limit = adam_bound(s.step, o).unsqueeze(1) if bounded else None
+    limit = adam_bound(s.step.clamp_min(1.0).unsqueeze(1), o) if bounded else None
     for M_c, D_c, G_c in chunks(s.exp_avg, D, G):
-        average_(M_c, G_c, o.betas[0], share1)
+        average_(M_c, G_c, o.betas[0], w.share1)
+        root = G_c.square()
         if not optimal:
-            average_(D_c, G_c.square(), o.beta_scale, share3)
-        ahead = look_ahead(M_c, G_c, o)
-        root = D_c.sqrt()
+            average_(D_c, root, o.beta_scale, w.share3)
+        torch.sqrt(D_c, out=root)
         if least is not None:
             torch.maximum(root, least, out=root)
-        torch.div(ahead, torch.addcmul(shift, gain, root), out=G_c)
+        torch.addcmul(w.shift, w.gain, root, out=root)
+        torch.div(look_ahead(M_c, G_c, o), root, out=G_c)
         if limit is not None:
             torch.clamp(G_c, -limit, limit, out=G_c)
     return G
 
 
-def adam_bound(step: Tensor, o: Options) -> Tensor:
+def adam_bound(t: Tensor, o: Options) -> Tensor:
     """c_t: no gradients bring |m̂|/√v̂ further than this, while the basis stands still.
 
     With the weights a_k, b_k of the two averages, |Σ a_k g_k| ≤ √(Σ a_k²/b_k) √(Σ b_k g_k²).
     """
-    beta1, beta3, t = o.betas[0], o.beta_scale, step.clamp_min(1.0)
+    beta1, beta3 = o.betas[0], o.beta_scale
     if beta3 == 0:
         return torch.full_like(t, math.inf)  # √v̂ is the last gradient alone
     ratio = beta1**2 / beta3
@@ -209,17 +269,19 @@ def rounding(s: Stacks, beta3: float, o: Options) -> Tensor | None:
     Rotations leave an error of about u‖G‖ in every entry. Where nothing else ever was (the null
     space of a factor), Adam would divide the error by itself and take a full-size step.
     """
-    for factor in s.factors.values():
-        energy = diagonal(factor).sum(1).clamp_min(0.0)  # ‖G‖² in the average of the factor …
+    for diagonal in s.diagonals.values():
+        # ‖G‖² in the average of the factor, where only rounding is negative, …
+        energy: Tensor = torch.linalg.vector_norm(diagonal, 1, dim=1, keepdim=True)
         if beta3 != o.betas[1]:  # … and in that of D
-            energy = energy * weights(beta3, s.step) / weights(o.betas[1], s.step)
-        return (64 * torch.finfo(factor.dtype).eps * energy.sqrt()).unsqueeze(1)
+            t = s.step.clamp_min(1.0).unsqueeze(1)
+            energy = energy * weights(beta3, t) / weights(o.betas[1], t)
+        return energy.mul_((64 * torch.finfo(energy.dtype).eps) ** 2).sqrt_()
     return None
 
 
-def weights(beta: float, step: Tensor) -> Tensor:
+def weights(beta: float, t: Tensor) -> Tensor:
     """The sum of what the values of an average weigh: 1 − β^t, or t in a sum."""
-    return step.clamp_min(1.0) if beta == 1 else bias(beta, step)
+    return t if beta == 1 else bias(beta, t)
 
 
 def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
@@ -227,9 +289,9 @@ def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
     return torch.lerp(G, M, o.betas[0]) if o.nesterov else M
 
 
-def momentum_bias(step: Tensor, o: Options) -> Tensor:
+def momentum_bias(t: Tensor, o: Options) -> Tensor:
     """1 − β1^t, one step ahead with nesterov."""
-    return bias(o.betas[0], step.clamp_min(1.0) + 1 if o.nesterov else step)
+    return bias(o.betas[0], t + 1 if o.nesterov else t)
 
 
 def scale(s: Stacks) -> Tensor:
@@ -247,7 +309,7 @@ def spectrum(
     o: Options,
 ) -> Tensor:
     """λ: diag Λ̂/(1−β2^t), trace-scaled if asked, negative rounding shifted away, plus ε."""
-    eigenvalues = diagonal / bias(o.betas[1], step).unsqueeze(1)
+    eigenvalues = diagonal / bias(o.betas[1], step.clamp_min(1.0)).unsqueeze(1)
     if o.trace_scaling and order > 1:
         # S⁻¹ is shared out: Tr^{-(k-1)/k} for each of the k factors.
         trace = eigenvalues.sum(1, keepdim=True).clamp_min(torch.finfo(diagonal.dtype).tiny)
@@ -259,8 +321,8 @@ def whitening(s: Stacks, step: Tensor, o: Options) -> dict[int, Tensor]:
     """λ^{-1/2} of every factor, shaped to scale its mode."""
     order = s.exp_avg.dim() - 1
     return {
-        i: linalg.along(spectrum(diagonal(factor), step, len(s.factors), o).rsqrt(), i, order)
-        for i, factor in s.factors.items()
+        i: linalg.along(spectrum(diagonal, step, len(s.factors), o).rsqrt(), i, order)
+        for i, diagonal in s.diagonals.items()
     }
 
 
@@ -270,16 +332,17 @@ def root(Q: Tensor, eigenvalues: Tensor, order: int, o: Options) -> Tensor:
     return torch.bmm(Q * powers.unsqueeze(1), Q.transpose(1, 2))
 
 
-def graft_direction(s: Stacks, G: Tensor, moving: Tensor, o: Options) -> Tensor:
+def graft_direction(s: Stacks, G: Tensor, w: Weights, o: Options) -> Tensor:
     """The update of the grafting method, from the same momentum as Shampoo's own."""
-    M, bias1 = look_ahead(s.exp_avg, G, o), momentum_bias(s.step, o)
+    M, bias1 = look_ahead(s.exp_avg, G, o), per_block(w.bias1, G)
     if s.exp_avg_sq is None:
-        return M / per_block(bias1, M)
+        return M / bias1
     beta = 1.0 if o.graft == "adagrad" else o.betas[1]
-    average_(s.exp_avg_sq, G.square(), beta, share(beta, moving, G))
-    correction = bias(o.betas[1], s.step) if o.graft == "adam" else torch.ones_like(s.step)
+    average_(s.exp_avg_sq, G.square(), beta, per_block(share(beta, w.moving), G))
+    t = s.step.clamp_min(1.0)
+    correction = bias(o.betas[1], t) if o.graft == "adam" else torch.ones_like(t)
     D = s.exp_avg_sq / per_block(correction, s.exp_avg_sq)
-    return M / (per_block(bias1, M) * (D.sqrt() + o.eps))
+    return M / (bias1 * (D.sqrt() + o.eps))
 
 
 def squared_norms(U: Tensor) -> Tensor:
@@ -295,9 +358,21 @@ def seen_from_basis(s: Stacks, mode: int, method: Method) -> Tensor:
     return torch.bmm(Q.transpose(1, 2), torch.bmm(s.factors[mode], Q))
 
 
+def turn_(
+    X: Tensor,
+    mode: int,
+    slots: list[int],  # K positions in the stack
+    V: Tensor,  # [K, s, s]
+    subset: Tensor | None,  # [K, s]: the coordinates that V acts on; None: all
+) -> None:
+    """X ← X ×_i Vᵀ for some blocks of a stack."""
+    rows = X[slots]
+    turned = linalg.mode_product(linalg.take(rows, subset, mode), V, mode)
+    X[slots] = linalg.put_(rows, turned, subset, mode)
+
+
 def change_basis_(
     s: Stacks,
-    G: Tensor | None,
     mode: int,
     slots: list[int],  # K positions in the stacks
     change: Change,
@@ -305,28 +380,20 @@ def change_basis_(
     method: Method,
 ) -> None:
     """Q ← QV; if the state lives in the eigenbasis, it moves along."""
-    V, index = change.V, change.subset
-
-    def turn_(X: Tensor, along: int, A: Tensor) -> None:
-        rows = X[slots]
-        turned = linalg.mode_product(linalg.take(rows, index, along), A, along)
-        X[slots] = linalg.put_(rows, turned, index, along)
-
-    turn_(s.bases[mode], 1, V)
+    V, subset = change.V, change.subset
+    turn_(s.bases[mode], 1, slots, V, subset)
     if not method.rotated:
         return
     s.factors[mode][slots] = change.factor
-    turn_(s.exp_avg, mode, V)
-    if G is not None:
-        turn_(G, mode, V)
+    turn_(s.exp_avg, mode, slots, V, subset)
     if s.full is not None:
         order = s.exp_avg.dim() - 1
         A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
-        turn_(A, mode, V)
-        turn_(A, order + mode, V)
+        turn_(A, mode, slots, V, subset)
+        turn_(A, order + mode, slots, V, subset)
     if s.exp_avg_sq is not None:
         if o.correction == "basis_aware":
             # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
-            turn_(s.exp_avg_sq, mode, V.square())
+            turn_(s.exp_avg_sq, mode, slots, V.square(), subset)
         elif change.order is not None:
             s.exp_avg_sq[slots] = linalg.take(s.exp_avg_sq[slots], change.order, mode)

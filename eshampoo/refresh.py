@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import linalg, phases
-from .bucket import PART_BYTES, PART_BYTES_DEFAULT
+from .bucket import together
 from .work import Task
 
 REORTHONORMALIZE = 50
@@ -80,30 +80,30 @@ def _read(
 
     The counts of skipped gradients travel in the same copies, also those of blocks without a basis.
     """
-    columns: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+    norms: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+    counts: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     for task, factors in zip(tasks, seen, strict=True):
-        step = task.bucket.stacks.step
-        columns[step.device, step.dtype] += [*map(linalg.criterion, factors), step]
-    counted = [
-        t for t in every if (t.bucket.stacks.step.device, t.bucket.stacks.step.dtype) in columns
-    ]
+        norms[task.memory] += map(linalg.norms, factors)
+        counts[task.memory].append(task.bucket.stacks.step)
+    counted = [task for task in every if task.memory in counts]
     for task in counted:
-        skipped = task.bucket.stacks.skipped
-        columns[skipped.device, skipped.dtype].append(skipped)
-    values = {place: iter(torch.cat(parts).tolist()) for place, parts in columns.items()}
-    read = []
-    for task, factors in zip(tasks, seen, strict=True):
-        bucket, step = task.bucket, task.bucket.stacks.step
-        stream = values[step.device, step.dtype]
-        *criteria, steps = [[next(stream) for _ in bucket.blocks] for _ in range(len(factors) + 1)]
-        read.append((criteria, steps))
+        counts[task.memory].append(task.bucket.stacks.skipped)
+    values = {
+        memory: iter(torch.cat([linalg.off_share(torch.cat(norms[memory])), *parts]).tolist())
+        for memory, parts in counts.items()
+    }
+
+    def take(task: Task) -> list[float]:
+        return [next(values[task.memory]) for _ in task.bucket.blocks]
+
+    criteria = [[take(task) for _ in factors] for task, factors in zip(tasks, seen, strict=True)]
+    read = list(zip(criteria, [take(task) for task in tasks], strict=True))
     found = []
     for task in counted:
-        bucket, step = task.bucket, task.bucket.stacks.step
-        counts = [int(next(values[step.device, step.dtype])) for _ in bucket.blocks]
-        pairs = zip(bucket.blocks, counts, bucket.skipped, strict=True)
+        bucket, now_skipped = task.bucket, [int(count) for count in take(task)]
+        pairs = zip(bucket.blocks, now_skipped, bucket.skipped, strict=True)
         found += [block.parameter for block, now, before in pairs if now > before]
-        bucket.skipped = counts
+        bucket.skipped = now_skipped
     return read, list(dict.fromkeys(found))
 
 
@@ -141,8 +141,7 @@ def _solve_(batch: Sequence[Check]) -> Iterator[Failure]:
     owners = [(check, slot) for check in batch for slot in check.due]
     thresholds = [tau for check in batch for tau in check.thresholds]
     factor, o = batch[0].factor, batch[0].task.options
-    budget = PART_BYTES.get(factor.device.type, PART_BYTES_DEFAULT)
-    count = max(1, budget // (factor[0].numel() * factor.element_size()))
+    count = together(factor[0].numel() * factor.element_size(), factor.device)
     for start in range(0, len(owners), count):
         part = owners[start : start + count]
         A = torch.cat([check.factor[slots] for check, slots in _runs(part)])
@@ -176,8 +175,10 @@ def _change_(check: Check, slots: list[int], change: linalg.Change) -> None:
     """Carry out Q ← QV for some blocks of a bucket."""
     task, bucket, mode = check.task, check.task.bucket, check.mode
     s, books = bucket.stacks, bucket.books
-    phases.change_basis_(s, task.grad, mode, slots, change, task.options, bucket.method)
-    if not bucket.method.rotated:
+    phases.change_basis_(s, mode, slots, change, task.options, bucket.method)
+    if bucket.method.rotated:
+        _turn_gradients_(task, mode, slots, change)
+    else:
         check.factor[slots] = change.factor
     worn = []
     for slot in slots:
@@ -189,6 +190,16 @@ def _change_(check: Check, slots: list[int], change: linalg.Change) -> None:
             worn.append(slot)
     if worn:
         s.bases[mode][worn] = linalg.orthonormalize(s.bases[mode][worn])
+
+
+def _turn_gradients_(task: Task, mode: int, slots: list[int], change: linalg.Change) -> None:
+    """The G̃ that wait for their basis move along."""
+    for part, G, _ in task.observed:
+        here = [k for k, slot in enumerate(slots) if part.start <= slot < part.stop]
+        if here:
+            inside = [slots[k] - part.start for k in here]
+            subset = None if change.subset is None else change.subset[here]
+            phases.turn_(G, mode, inside, change.V[here], subset)
 
 
 def _root_(check: Check) -> None:

@@ -1,19 +1,21 @@
-"""What one bucket does in one step: the phases in order, on parts that fit a cache.
+"""What is done in one step: the phases in order, on parts that fit a cache.
 
-A bucket whose bases may change at this step goes through `observe`, waits for the criteria of the
-whole model, and then through `finish`; any other takes its whole step in `advance`.
+Every part goes through `advance`. Where bases may change at this step it stops half-way, waits for
+the criteria of the whole model, and goes on in `finish`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from . import phases
-from .bucket import Bucket
+from .bucket import Bucket, Part, Wave
 from .options import Options
+from .phases import Weights
 
 if TYPE_CHECKING:
     from .layout import Exchange
@@ -28,8 +30,8 @@ class Task:
     present: list[bool]  # which blocks have a gradient
     clock: list[int]  # t of each block after this step, as far as the host knows
     checks: dict[int, float]  # τ of the blocks for which t mod F = 0, as far as the host knows
-    grad: Tensor | None = None  # [N, …]: G̃ while the criteria are being read
-    live: Tensor | None = None  # [N]
+    arrived: tuple[Tensor, Tensor] | None = None  # [N, …], [N]: gradients, and whether they exist
+    observed: list[tuple[Part, Tensor, Weights]] = field(default_factory=list)  # with G̃; they wait
     verdicts: Tensor | None = None  # [N]: what other ranks say of element-wise blocks
     updates: Tensor | None = None  # [N, …]: for other ranks, if the bucket has an exchange
     moving: Tensor | None = None  # [N]
@@ -39,23 +41,78 @@ class Task:
     @property
     def place(self) -> tuple[Any, ...]:
         """Tasks that agree in this can add up norms: ranks, device and dtype."""
-        step, exchange = self.bucket.stacks.step, self.bucket.exchange
-        return (None if exchange is None else exchange.place, step.device, step.dtype)
+        exchange = self.bucket.exchange
+        return (None if exchange is None else exchange.place, *self.memory)
+
+    @property
+    def memory(self) -> tuple[torch.device, torch.dtype]:
+        """Where the state is and what it consists of."""
+        return self.bucket.stacks.step.device, self.bucket.stacks.step.dtype
 
     @property
     def exchange(self) -> "Exchange":
         assert self.bucket.exchange is not None
         return self.bucket.exchange
 
-    def keep_(self, start: int, stop: int, U: Tensor, moving: Tensor) -> None:
+    @property
+    def waits(self) -> bool:
+        """Whether bases may change between the statistics and the update."""
+        return bool(self.checks) and not self.bucket.method.delayed
+
+    def complete(self, part: Part) -> bool:
+        """Whether all blocks of a part have a gradient, and no other rank has a say in it."""
+        here = self.present[part.start : part.stop]
+        return self.arrived is None and self.verdicts is None and all(here)
+
+    def receive(self) -> None:
+        """Wait for the gradients from other ranks."""
+        grads = torch.empty_like(self.bucket.stacks.exp_avg)
+        self.arrived = grads, self.exchange.receive(grads)
+
+    def gather(self, part: Part) -> tuple[Tensor, Tensor | None]:
+        """The gradients of a part, and which blocks have one; None: all."""
+        start, stop = part.start, part.stop
+        present: Tensor | None = None
+        if self.arrived is not None:
+            grads, there = self.arrived
+            G, present = grads[start:stop], there[start:stop]
+        else:
+            G = self._buffer(part)
+            here = self.present[start:stop]
+            part.gather_(G, here)
+            if not all(here):  # otherwise nothing is copied to the device
+                present = torch.tensor(here, device=G.device)
+            if self.verdicts is not None:  # what is wrong on another rank is wrong here
+                verdicts = self.verdicts[start:stop]
+                fine = verdicts != 2
+                present = fine if present is None else present & fine
+                G.masked_fill_(phases.per_block(verdicts == 1, G), torch.nan)
+        return G.neg_() if self.options.maximize else G, present
+
+    def _buffer(self, part: Part) -> Tensor:
+        """Memory for the gradients of a part.
+
+        G̃ of all parts waits at a check. With F = 1 that is every step, so the memory stays: getting
+        it anew costs a CPU 3 % of a step.
+        """
+        buffers = self.bucket.buffers
+        if not self.waits or self.options.frequency > 1:
+            if self.waits:
+                buffers.clear()
+            return torch.empty_like(part.stacks.exp_avg)
+        if part.start not in buffers:
+            buffers[part.start] = torch.empty_like(part.stacks.exp_avg)
+        return buffers[part.start]
+
+    def keep_(self, part: Part, U: Tensor, moving: Tensor) -> None:
         """Keep updates until they are posted."""
         s = self.bucket.stacks
         if self.updates is None or self.moving is None:
             self.updates = torch.empty_like(s.exp_avg)
             self.moving = torch.empty_like(s.step, dtype=torch.bool)
-        self.updates[start:stop] = U
-        self.moving[start:stop] = moving
-        self.done += stop - start
+        self.updates[part.start : part.stop] = U
+        self.moving[part.start : part.stop] = moving.squeeze(1)
+        self.done += part.stop - part.start
 
     def post(self) -> None:
         """Send the updates to the ranks that hold the parameters."""
@@ -71,118 +128,96 @@ class Update:
     """Directions of some blocks of a bucket, and the squared norms that grafting compares."""
 
     task: Task
-    start: int
-    stop: int
+    part: Part
     U: Tensor  # [n, …]
-    moving: Tensor  # [n]
+    weights: Weights
     norms: Tensor  # [2, n]: ‖U_graft‖², ‖U‖²
 
     def owners(self, numbers: Mapping[Tensor, int]) -> Tensor:
         """The number of each block's parameter."""
-        blocks = self.task.bucket.blocks[self.start : self.stop]
-        return torch.tensor([numbers[b.parameter] for b in blocks], device=self.U.device)
+        numbered = [numbers[block.parameter] for block in self.part.blocks]
+        return torch.tensor(numbered, device=self.U.device)
 
     def graft_(self, norms: Tensor) -> None:
         """U ← U ‖U_graft‖ / ‖U‖ with the given norms (Eq. grafting), then the parameters move."""
         ratio = torch.where(norms[1] > 0, norms[0] / norms[1], torch.zeros_like(norms[0])).sqrt()
         self.U.mul_(phases.per_block(ratio, self.U))
-        _apply_(self.task, self.start, self.stop, self.U, self.moving)
+        _apply_(self.task, self.part, self.U, self.weights)
 
 
-def _parts(task: Task) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """Gradient and `live` of each part of a bucket in which any block has a gradient."""
-    bucket, o = task.bucket, task.options
-    if bucket.exchange is not None:
-        arrived = torch.empty_like(bucket.stacks.exp_avg)
-        there = bucket.exchange.receive(arrived)
-    for start, stop in bucket.parts():
-        here = task.present[start:stop]
-        if not any(here):
-            continue
-        if bucket.exchange is None:
-            G = bucket.gather(start, stop, task.present)
-            # Nothing is copied to the device in the common case.
-            everyone = torch.ones(stop - start, dtype=torch.bool, device=G.device)
-            present = everyone if all(here) else torch.tensor(here, device=G.device)
-            if task.verdicts is not None:  # what is wrong on another rank is wrong here
-                verdicts = task.verdicts[start:stop]
-                present &= verdicts != 2
-                G.masked_fill_(phases.per_block(verdicts == 1, G), torch.nan)
+def advance(wave: Wave, tasks: Mapping[Bucket, Task]) -> Iterator[Update]:
+    """Gradients to statistics; where no basis can change before the update, all the rest too."""
+    if wave.arriving is not None:
+        tasks[wave.arriving].receive()
+    work = [
+        (tasks[part.bucket], part)
+        for part in wave.parts
+        if part.bucket in tasks and any(tasks[part.bucket].present[part.start : part.stop])
+    ]
+    complete = len(work) == len(wave.parts) and all(task.complete(part) for task, part in work)
+    if len(wave.parts) > 1 and not complete:
+        for _, part in work:
+            yield from advance(part.alone(), tasks)
+        return
+    if not work:
+        return
+    task, part = work[0]
+    method, o, optimal = task.bucket.method, task.options, part.stacks.exp_avg_sq is None
+    gathered = [task.gather(part) for task, part in work]
+    grads, present = [G for G, _ in gathered], gathered[0][1]  # None if there are several parts
+    live = phases.admit_(wave.step, wave.skipped, grads, present, o)
+    weights = phases.weigh(wave.step, live, o, method, optimal).split([len(G) for G in grads])
+    for (task, part), G, w in zip(work, grads, weights, strict=True):
+        if task.clock[part.start] % phases.SETTLE_EVERY == 0:
+            phases.settle_(part.stacks, w.live)
+        phases.observe_(part.stacks, G, w, o, method)
+        if task.waits:
+            task.observed.append((part, G, w))
         else:
-            G, present = arrived[start:stop], there[start:stop]
-        if o.maximize:
-            G.neg_()
-        s = bucket.stacks.narrow(start, stop)
-        live = phases.admit_(s, G, present, o)
-        if task.clock[start] % phases.SETTLE_EVERY == 0:
-            phases.settle_(s, live)
-        yield start, stop, G, live
-
-
-def observe(task: Task) -> None:
-    """First half of a step at which bases may change: G̃ is kept until they are known."""
-    bucket = task.bucket
-    task.grad = torch.empty_like(bucket.stacks.exp_avg)
-    task.live = torch.zeros_like(bucket.stacks.step, dtype=torch.bool)
-    for start, stop, G, live in _parts(task):
-        s = bucket.stacks.narrow(start, stop)
-        task.grad[start:stop] = phases.observe_(s, G, live, task.options, bucket.method)
-        task.live[start:stop] = live
+            yield from _update(task, part, G, w)
 
 
 def finish(task: Task) -> Iterator[Update]:
-    """Second half of a step at which bases may change."""
-    assert task.grad is not None
-    assert task.live is not None
-    for start, stop in task.bucket.parts():
-        if any(task.present[start:stop]):
-            yield from _update(task, start, stop, task.grad[start:stop], task.live[start:stop])
-    task.grad = task.live = None
+    """The rest of a step at which bases could change."""
+    for part, G, w in task.observed:
+        yield from _update(task, part, G, w)
 
 
-def advance(task: Task) -> Iterator[Update]:
-    """The whole step of a bucket, with the bases that it has."""
-    bucket = task.bucket
-    for start, stop, G, live in _parts(task):
-        s = bucket.stacks.narrow(start, stop)
-        G = phases.observe_(s, G, live, task.options, bucket.method)
-        yield from _update(task, start, stop, G, live)
-
-
-def _update(task: Task, start: int, stop: int, G: Tensor, live: Tensor) -> Iterator[Update]:
+def _update(task: Task, part: Part, G: Tensor, w: Weights) -> Iterator[Update]:
     """Momentum, scale, direction and parameters; what must wait for other blocks is yielded."""
     bucket, o, method = task.bucket, task.options, task.bucket.method
-    s = bucket.stacks.narrow(start, stop)
-    moving = live & (s.step >= 1)  # a delayed method only observes its first gradient
-    U = phases.direction(s, G, moving, o, method)
+    s = part.stacks
+    U = phases.direction(s, G, w, o, method)
     if method.rotated or o.graft is None:
-        _apply_(task, start, stop, U, moving)
+        _apply_(task, part, U, w)
         return
     # Without a basis yet, the grafting method takes the step alone.
-    graft = phases.graft_direction(s, G, moving, o)
-    checked = [bucket.checked(slot) for slot in range(start, stop)]
+    graft = phases.graft_direction(s, G, w, o)
+    checked = [bucket.checked(slot) for slot in range(part.start, part.stop)]
     if not any(checked):
         U = graft
     elif not all(checked):
         U = torch.where(phases.per_block(torch.tensor(checked, device=U.device), U), U, graft)
     norms = torch.stack([phases.squared_norms(graft), phases.squared_norms(U)])
-    update = Update(task, start, stop, U, moving, norms)
+    update = Update(task, part, U, w, norms)
     if _grafts_parameters(task):
         yield update
     else:
         update.graft_(norms)
 
 
-def _apply_(task: Task, start: int, stop: int, U: Tensor, moving: Tensor) -> None:
+def _apply_(task: Task, part: Part, U: Tensor, w: Weights) -> None:
     """W ← W − α (U + λW) for the blocks that move (decay after the update if bias_in_step)."""
     bucket, o = task.bucket, task.options
     if bucket.method.bias_in_step and o.weight_decay != 0:
         U.mul_(1 - o.lr * o.weight_decay)
-    pace = phases.per_block(moving.to(U.dtype), U) * -o.lr
+    pace = phases.per_block(w.pace, U)
     if bucket.exchange is not None:  # the ranks that hold the parameter see to its decay
-        task.keep_(start, stop, U.mul_(pace), moving)
+        task.keep_(part, U.mul_(pace), w.moving)
         return
-    weights, updates = bucket.weights_and_rows(U, start, task.present)
+    here = task.present[part.start : part.stop]
+    weights = list(compress(part.cut([block.parameter for block in part.blocks]), here))
+    updates = list(compress(part.rows(U), here))
     if o.weight_decay != 0:
         torch._foreach_add_(updates, weights, alpha=o.weight_decay)
     U.mul_(pace)

@@ -69,7 +69,7 @@ def steps(method, kind, **options):
         assert all(bool(value.isfinite().all()) for value in state.values()), t
         U = (W.detach() - before).view(state["exp_avg"].shape)
         bases = {k: state[f"basis_{k}"] for k in range(U.dim() - 1)}
-        yield t, U, linalg.rotate(U, bases)
+        yield t, U, linalg.rotate_(U.clone(), bases, {i: Q.mT for i, Q in bases.items()})
 
 
 overflowing = pytest.mark.filterwarnings("ignore:.*had NaN or Inf")  # 1e+30: the squares overflow

@@ -58,7 +58,7 @@ def test_a_missing_gradient_leaves_its_parameter_and_its_clock_alone(method):
 
 
 def test_stacks_larger_than_a_part_are_worked_on_in_parts(monkeypatch):
-    monkeypatch.setattr("eshampoo.bucket.PART_BYTES", {"cpu": 300})
+    monkeypatch.setattr("eshampoo.bucket.THREAD_BYTES", 300)
     for method in ("EShampoo", "Shampoo"):
         compare(
             method, [(3, 4)] * 5 + [(7, 5)], 12, tau=0.0, frequency=4, missing={(2, 1)},
