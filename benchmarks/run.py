@@ -22,14 +22,14 @@ def full_plan(data: str | None, rounds: int) -> list[tuple[int, Spec]]:
     plan: list[tuple[int, Spec]] = []
     for name in shapes.MODELS:
         large = name in ("vit_s", "llama", "unet")
-        effort = {"repetitions": 20 if large else 60, "budget": 120.0 if large else 20.0}
+        effort = {"repetitions": 12 if large else 150, "budget": 40.0 if large else 15.0}
         for number in range(rounds if name == "vit_s" else 1):
             plan += [
                 (number, {"kind": "measure", "shapes": name, "contender": who, **effort})
                 for who in (*OURS, *PEERS)
             ]
     for name in ("vit_s", "vit_192"):
-        effort = {"repetitions": 7, "budget": 120.0}
+        effort = {"repetitions": 5, "budget": 60.0}
         plan.append((0, {"kind": "partial", "shapes": name, **effort}))
     plan.append((0, {"kind": "training", "data": data}))
     growth = [f"layers:{width}:{shapes.GROWTH_LAYERS}" for width in shapes.WIDTHS]
@@ -85,7 +85,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a smoke test, without peers")
     parser.add_argument("--data", help="directory with imagewoof2_s96.tar")
     parser.add_argument("--only", help="only cases whose title contains this text")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of the ViT-S processes")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of the ViT-S processes")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, help="results here instead of benchmarks/ and docs/")
     return parser.parse_args(arguments)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .blocks import Block, extent, local
+from .linalg import off_diagonal
 from .methods import Method
 from .options import Options
 
@@ -95,6 +96,11 @@ class Stacks:
     def diagonals(self) -> dict[int, Tensor]:
         """Views diag Λ̂_i [N, d_i]."""
         return {mode: A.diagonal(dim1=1, dim2=2) for mode, A in self.factors.items()}
+
+    @cached_property
+    def off_diagonals(self) -> dict[int, Tensor]:
+        """Views of the rest of Λ̂_i [N, d_i − 1, d_i]."""
+        return {mode: off_diagonal(A) for mode, A in self.factors.items()}
 
     def named(self) -> dict[str, Tensor]:
         """Every stack under the name that it has in `state[p]`."""

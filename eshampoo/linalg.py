@@ -56,24 +56,22 @@ def off_diagonal(A: Tensor) -> Tensor:
 
 def criterion(A: Tensor) -> Tensor:
     """‖Λ̂ − diag Λ̂‖_F / ‖Λ̂‖_F ∈ [0, 1], per matrix (Eq. criterion); 0 for a zero matrix."""
-    return off_share(norms(A))
-
-
-def norms(A: Tensor) -> Tensor:
-    """‖Λ̂ − diag Λ̂‖_F and ‖diag Λ̂‖, per matrix, in a last dimension of 2.
-
-    The diagonal is left out before the norm is taken: subtracting its square from ‖Λ̂‖² afterwards
-    loses everything in float32.
-    """
-    rows = torch.linalg.vector_norm(off_diagonal(A), dim=-1)  # row by row: much faster on a CPU
-    off = torch.linalg.vector_norm(rows, dim=-1)
     diagonal = torch.linalg.vector_norm(A.diagonal(dim1=-2, dim2=-1), dim=-1)
-    return torch.stack([off, diagonal], -1)
+    return off_share(norm(off_diagonal(A)), diagonal)
 
 
-def off_share(norms: Tensor) -> Tensor:
-    """The criterion from the two norms of `norms`."""
-    off, diagonal = norms.unbind(-1)
+def norm(off: Tensor) -> Tensor:
+    """‖Λ̂ − diag Λ̂‖_F from a view of what is off the diagonal.
+
+    Subtracting the square of the diagonal from ‖Λ̂‖² would lose everything in float32.
+    """
+    rows = torch.linalg.vector_norm(off, dim=-1)  # row by row: much faster on a CPU
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return norms
+
+
+def off_share(off: Tensor, diagonal: Tensor) -> Tensor:
+    """The criterion from the norms of the two parts of Λ̂."""
     total = torch.hypot(off, diagonal)
     share = torch.where(total > 0, off / total, torch.zeros_like(off)).clamp_(max=1.0)
     return share.masked_fill_(total.isinf(), 1.0)  # squares overflowed: compute a basis, be safe
@@ -149,7 +147,7 @@ def eigenvectors(A: Tensor) -> tuple[Tensor, Tensor, list[int]]:
     """
     try:
         eigenvalues, V = torch.linalg.eigh(A)
-        sound = torch.isfinite(V).flatten(1).all(1).tolist()
+        sound = V.flatten(1).sum(1).isfinite().tolist()  # NaN or Inf anywhere shows in the sum
     except LinAlgError:
         eigenvalues, V = A.new_zeros(A.shape[:2]), torch.zeros_like(A)
         sound = [False] * A.shape[0]
@@ -210,24 +208,24 @@ def partial(A: Tensor, slots: Slots, targets: Sequence[float]) -> Solution:
     sizes = (after > after.new_tensor(targets).unsqueeze(1)).sum(1).tolist()
     changes, failed = [], []
     for size, which in _batches(sizes, A.shape[1]):
-        B = A[which]
+        B = torch.stack([A[k] for k in which])
         S = by_energy[which, :size]
         # Slots in the order of their diagonal: the k-th smallest eigenvalue goes to the k-th.
         S = S.gather(1, B.diagonal(dim1=1, dim2=2).gather(1, S).argsort(dim=1))
-        inner = take(take(B, S, 1), S, 0)
-        eigenvalues, V, lost = eigenvectors(inner)
+        rows = take(B, S, 0)
+        eigenvalues, V, lost = eigenvectors(take(rows, S, 1))
         if lost:
             failed += [which[k] for k in lost]
             keep = [k for k in range(len(which)) if k not in lost]
             which = [which[k] for k in keep]
-            B, S, V, eigenvalues = B[keep], S[keep], V[keep], eigenvalues[keep]
+            B, S, V, rows, eigenvalues = B[keep], S[keep], V[keep], rows[keep], eigenvalues[keep]
         if which:
             if slots == "match":
                 order = match(V)
                 V, eigenvalues = _columns(V, order), eigenvalues.gather(1, order)
-            put_(B, mode_product(take(B, S, 0), V, 0), S, 0)
-            put_(B, mode_product(take(B, S, 1), V, 1), S, 1)
-            put_(B, put_(take(B, S, 0), torch.diag_embed(eigenvalues), S, 1), S, 0)
+            # VᵀΛ̂V: the rows of S turn, a diagonal stands in S×S, and the columns mirror the rows.
+            rows = put_(mode_product(rows, V, 0), torch.diag_embed(eigenvalues), S, 1)
+            put_(put_(B, rows, S, 0), rows.transpose(1, 2), S, 1)
             changes.append(Change(which, V, B, subset=S))
     return Solution(changes, failed)
 
@@ -239,15 +237,23 @@ def prefixes(A: Tensor) -> tuple[Tensor, Tensor]:
     first s coordinates are diagonalised. What is left then is Σ E_ij over max(i, j) ≥ s in that
     order, a cumulative sum from the end: nothing is subtracted, so nothing cancels.
     """
-    # Shares of the largest entry, whose square neither overflows nor underflows.
-    A = A / A.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)
-    energy = A.square()
-    energy.diagonal(dim1=1, dim2=2).zero_()
-    order = energy.sum(2).argsort(dim=1, descending=True)
-    energy = take(take(energy, order, 0), order, 1)
-    left = 2 * energy.tril_().sum(2).flip(1).cumsum(1).flip(1)
-    total = torch.linalg.matrix_norm(A).unsqueeze(1)
-    return order, left.sqrt() / total.clamp_min(torch.finfo(A.dtype).tiny)
+    tiny = torch.finfo(A.dtype).tiny
+    # Shares of the largest entry, whose square neither overflows nor underflows; Λ̂ ⪰ 0 has it on
+    # its diagonal.
+    largest = A.diagonal(dim1=1, dim2=2).amax(1).clamp_min(tiny)
+    energy = (A / largest.view(-1, 1, 1)).square_()
+    diagonal = energy.diagonal(dim1=1, dim2=2)
+    inside = diagonal.sum(1, keepdim=True)
+    diagonal.zero_()
+    rows = energy.sum(2)
+    order = rows.argsort(dim=1, descending=True)
+    # What a coordinate shares with those that come before it in the order; ranks are whole numbers.
+    rank = order.argsort(dim=1).to(A.dtype)
+    before = (rank.unsqueeze(2) - rank.unsqueeze(1)).clamp_(0.0, 1.0)
+    shared = energy.mul_(before).sum(2).gather(1, order)
+    left = 2 * shared.flip(1).cumsum(1).flip(1)
+    total = inside + rows.sum(1, keepdim=True)
+    return order, (left / total.clamp_min(tiny)).sqrt_()
 
 
 def _batches(sizes: Sequence[int], d: int) -> Iterator[tuple[int, list[int]]]:
@@ -287,6 +293,9 @@ def take(X: Tensor, index: Tensor | None, mode: int) -> Tensor:
     """The coordinates `index` [N, s] of mode i; all of them for None."""
     if index is None:
         return X
+    if mode == 0:  # whole rows: much faster than gather on a CPU
+        N, d, *rest = X.shape
+        return X.reshape(N * d, -1).index_select(0, _flat(index, d)).view(N, -1, *rest)
     return X.gather(mode + 1, _expand(index, X, mode))
 
 
@@ -294,7 +303,20 @@ def put_(X: Tensor, value: Tensor, index: Tensor | None, mode: int) -> Tensor:
     """Write `value` into the coordinates `index` of mode i; into all of them for None."""
     if index is None:
         return X.copy_(value)
+    if mode == 0:
+        N, d, *_ = X.shape
+        rows = value.reshape(index.numel(), -1)
+        X.view(N * d, -1).index_copy_(0, _flat(index, d), rows)
+        return X
     return X.scatter_(mode + 1, _expand(index, X, mode), value)
+
+
+def _flat(index: Tensor, d: int) -> Tensor:
+    """Where the rows `index` [N, s] of blocks with d rows are, counted over all blocks."""
+    if len(index) == 1:
+        return index.flatten()
+    first = torch.arange(0, len(index) * d, d, device=index.device)
+    return (index + first.unsqueeze(1)).flatten()
 
 
 def _expand(index: Tensor, X: Tensor, mode: int) -> Tensor:

@@ -12,6 +12,7 @@ the blocks that take part in this step and 0 for the others, which keep every bi
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -23,8 +24,8 @@ from .linalg import Change
 from .methods import Method
 from .options import Options
 
-GRAM_WHOLE = 384
-"""From this size on only the lower block triangle of a Gram matrix is computed: 30 % faster."""
+GRAM_ROWS, GRAM_COLUMNS = 384, 256
+"""XXᵀ of an X of this size is computed in its lower block triangle only: 30 % faster."""
 
 CHUNK = 1 << 16
 """Entries that a thread does element-wise work on at a time on a CPU, to stay in its cache."""
@@ -62,16 +63,20 @@ def average_(average: Tensor, value: Tensor, beta: float, weight: Tensor) -> Non
 
 def average_gram_(factor: Tensor, X: Tensor, beta: float, weight: Tensor) -> None:
     """L ← βL + (1−β) XXᵀ for X [N, d, r], the lower part in block rows, the rest mirrored."""
-    d = factor.shape[1]
-    if d < GRAM_WHOLE or X.shape[2] < GRAM_WHOLE // 8:
+    N, d, r = X.shape
+    if d < GRAM_ROWS or r < GRAM_COLUMNS:
         average_(factor, torch.bmm(X, X.transpose(1, 2)), beta, weight)
         return
-    rows = -(-d // 4)
-    for start in range(0, d, rows):
-        stop = min(start + rows, d)
-        product = torch.bmm(X[:, start:stop], X[:, :stop].transpose(1, 2))
-        average_(factor[:, start:stop, :stop], product, beta, weight)
-        factor[:, :start, start:stop] = factor[:, start:stop, :start].transpose(1, 2)
+    height = -(-d // 4)
+    for start in range(0, d, height):
+        rows = slice(start, min(start + height, d))
+        product = torch.bmm(X[:, rows], X[:, : rows.stop].transpose(1, 2))
+        average_(factor[:, rows, : rows.stop], product, beta, weight)
+        # Mirrored by way of memory in which the entries of a column do not lie a power of two
+        # apart, where they would throw each other out of the cache.
+        strip = product.new_empty(N, product.shape[1], start + 16)[:, :, :start]
+        strip.copy_(factor[:, rows, :start])
+        factor[:, :start, rows] = strip.transpose(1, 2)
 
 
 def bias(beta: float, t: Tensor) -> Tensor:
@@ -350,50 +355,36 @@ def squared_norms(U: Tensor) -> Tensor:
     return U.flatten(1).square().sum(1)
 
 
-def seen_from_basis(s: Stacks, mode: int, method: Method) -> Tensor:
-    """Λ̂ = QᵀLQ: at hand if the state lives in the eigenbasis."""
+def seen_from_basis(s: Stacks, method: Method) -> Stacks:
+    """The stacks with Λ̂ = QᵀLQ for factors: at hand if the state lives in the eigenbasis."""
     if method.rotated:
-        return s.factors[mode]
-    Q = s.bases[mode]
-    return torch.bmm(Q.transpose(1, 2), torch.bmm(s.factors[mode], Q))
+        return s
+    turned = {i: torch.bmm(s.transposed[i], torch.bmm(s.factors[i], Q)) for i, Q in s.bases.items()}
+    return replace(s, factors=turned)
 
 
-def turn_(
-    X: Tensor,
-    mode: int,
-    slots: list[int],  # K positions in the stack
-    V: Tensor,  # [K, s, s]
-    subset: Tensor | None,  # [K, s]: the coordinates that V acts on; None: all
-) -> None:
-    """X ← X ×_i Vᵀ for some blocks of a stack."""
-    rows = X[slots]
-    turned = linalg.mode_product(linalg.take(rows, subset, mode), V, mode)
-    X[slots] = linalg.put_(rows, turned, subset, mode)
+def turn_(X: Tensor, mode: int, V: Tensor, subset: Tensor | None) -> None:
+    """X ← X ×_i Vᵀ; V acts on the coordinates `subset` only, if given."""
+    turned = linalg.mode_product(linalg.take(X, subset, mode), V, mode)
+    linalg.put_(X, turned, subset, mode)
 
 
-def change_basis_(
-    s: Stacks,
-    mode: int,
-    slots: list[int],  # K positions in the stacks
-    change: Change,
-    o: Options,
-    method: Method,
-) -> None:
+def change_basis_(s: Stacks, mode: int, change: Change, o: Options, method: Method) -> None:
     """Q ← QV; if the state lives in the eigenbasis, it moves along."""
     V, subset = change.V, change.subset
-    turn_(s.bases[mode], 1, slots, V, subset)
+    turn_(s.bases[mode], 1, V, subset)
     if not method.rotated:
         return
-    s.factors[mode][slots] = change.factor
-    turn_(s.exp_avg, mode, slots, V, subset)
+    s.factors[mode].copy_(change.factor)
+    turn_(s.exp_avg, mode, V, subset)
     if s.full is not None:
         order = s.exp_avg.dim() - 1
         A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
-        turn_(A, mode, slots, V, subset)
-        turn_(A, order + mode, slots, V, subset)
+        turn_(A, mode, V, subset)
+        turn_(A, order + mode, V, subset)
     if s.exp_avg_sq is not None:
         if o.correction == "basis_aware":
             # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
-            turn_(s.exp_avg_sq, mode, slots, V.square(), subset)
+            turn_(s.exp_avg_sq, mode, V.square(), subset)
         elif change.order is not None:
-            s.exp_avg_sq[slots] = linalg.take(s.exp_avg_sq[slots], change.order, mode)
+            s.exp_avg_sq.copy_(linalg.take(s.exp_avg_sq, change.order, mode))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import linalg, phases
-from .bucket import together
+from .bucket import Stacks, together
 from .work import Task
 
 REORTHONORMALIZE = 50
@@ -51,18 +51,12 @@ def refresh_(tasks: Sequence[Task], every: Sequence[Task]) -> tuple[list[Failure
     What failed too often, and the parameters of every task of the step whose gradients were skipped
     since the last time that the host read anything.
     """
-    seen = [
-        [
-            phases.seen_from_basis(task.bucket.stacks, i, task.bucket.method)
-            for i in task.bucket.modes
-        ]
-        for task in tasks
-    ]
+    seen = [phases.seen_from_basis(task.bucket.stacks, task.bucket.method) for task in tasks]
     batches: dict[tuple[Any, ...], list[Check]] = defaultdict(list)
     checks: list[Check] = []
     read, skipped = _read(tasks, seen, every)
-    for task, factors, values in zip(tasks, seen, read, strict=True):
-        for check in _plan(task, factors, *values):
+    for task, s, values in zip(tasks, seen, read, strict=True):
+        for check in _plan(task, s.factors, *values):
             checks.append(check)
             if check.due:
                 batches[check.key].append(check)
@@ -74,29 +68,29 @@ def refresh_(tasks: Sequence[Task], every: Sequence[Task]) -> tuple[list[Failure
 
 
 def _read(
-    tasks: Sequence[Task], seen: Sequence[Sequence[Tensor]], every: Sequence[Task]
+    tasks: Sequence[Task], seen: Sequence[Stacks], every: Sequence[Task]
 ) -> tuple[list[tuple[list[list[float]], list[float]]], list[Tensor]]:
     """Criteria [mode][block] and steps [block] of each task: one copy per device and dtype.
 
     The counts of skipped gradients travel in the same copies, also those of blocks without a basis.
     """
-    norms: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
-    counts: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
-    for task, factors in zip(tasks, seen, strict=True):
-        norms[task.memory] += map(linalg.norms, factors)
-        counts[task.memory].append(task.bucket.stacks.step)
+    off, diagonal, counts = (defaultdict[Any, list[Tensor]](list) for _ in range(3))
+    for task, s in zip(tasks, seen, strict=True):
+        off[task.memory] += [linalg.norm(view) for view in s.off_diagonals.values()]
+        diagonal[task.memory] += [view.norm(dim=1) for view in s.diagonals.values()]
+        counts[task.memory].append(s.step)
     counted = [task for task in every if task.memory in counts]
     for task in counted:
         counts[task.memory].append(task.bucket.stacks.skipped)
-    values = {
-        memory: iter(torch.cat([linalg.off_share(torch.cat(norms[memory])), *parts]).tolist())
-        for memory, parts in counts.items()
-    }
+    values = {}
+    for memory, parts in counts.items():
+        shares = linalg.off_share(torch.cat(off[memory]), torch.cat(diagonal[memory]))
+        values[memory] = iter(torch.cat([shares, *parts]).tolist())
 
     def take(task: Task) -> list[float]:
         return [next(values[task.memory]) for _ in task.bucket.blocks]
 
-    criteria = [[take(task) for _ in factors] for task, factors in zip(tasks, seen, strict=True)]
+    criteria = [[take(task) for _ in s.factors] for task, s in zip(tasks, seen, strict=True)]
     read = list(zip(criteria, [take(task) for task in tasks], strict=True))
     found = []
     for task in counted:
@@ -108,7 +102,7 @@ def _read(
 
 
 def _plan(
-    task: Task, factors: Sequence[Tensor], criteria: list[list[float]], steps: list[float]
+    task: Task, factors: dict[int, Tensor], criteria: list[list[float]], steps: list[float]
 ) -> list[Check]:
     """Decide which bases are due, and write it into the books."""
     bucket, o, books = task.bucket, task.options, task.bucket.books
@@ -120,7 +114,7 @@ def _plan(
             continue
         initial = t == 0
         for k, mode in enumerate(bucket.modes):
-            check = checks.setdefault((mode, initial), Check(task, mode, factors[k], initial))
+            check = checks.setdefault((mode, initial), Check(task, mode, factors[mode], initial))
             entry, value = bucket.entry(slot, mode), criteria[k][slot]
             due = initial or (tau < 1 and (value > tau or tau == 0))
             if due:
@@ -144,7 +138,8 @@ def _solve_(batch: Sequence[Check]) -> Iterator[Failure]:
     count = together(factor[0].numel() * factor.element_size(), factor.device)
     for start in range(0, len(owners), count):
         part = owners[start : start + count]
-        A = torch.cat([check.factor[slots] for check, slots in _runs(part)])
+        factors = [check.factor[run] for check, run in _runs(part)]
+        A = factors[0] if len(factors) == 1 else torch.cat(factors)
         if batch[0].initial:
             solution = linalg.eigh(A, descending=True)
         else:
@@ -152,9 +147,10 @@ def _solve_(batch: Sequence[Check]) -> Iterator[Failure]:
             solution = linalg.solve(A, o.solver, o.slots, taus, o.refresh_to, o.qr_iterations)
         for change in solution.changes:
             done = 0
-            for check, slots in _runs([part[position] for position in change.which]):
-                _change_(check, slots, change.part(done, done + len(slots)))
-                done += len(slots)
+            for check, run in _runs([part[position] for position in change.which]):
+                size = run.stop - run.start
+                _change_(check, run, change.part(done, done + size))
+                done += size
         for position in solution.failed:
             check, slot = part[position]
             bucket, failures = check.task.bucket, check.task.bucket.books.failures
@@ -164,24 +160,29 @@ def _solve_(batch: Sequence[Check]) -> Iterator[Failure]:
                 yield Failure(bucket.blocks[slot].parameter, check.mode, failures[entry])
 
 
-def _runs(owners: Sequence[tuple[Check, int]]) -> Iterator[tuple[Check, list[int]]]:
-    """Neighbours that belong to one check, with their slots."""
-    for _, run in groupby(owners, key=lambda owner: id(owner[0])):
-        pairs = list(run)
-        yield pairs[0][0], [slot for _, slot in pairs]
+def _runs(owners: Sequence[tuple[Check, int]]) -> Iterator[tuple[Check, slice]]:
+    """Blocks next to each other that belong to one check: their state can be seen as a view."""
+    numbered = enumerate(owners)
+    for _, run in groupby(numbered, key=lambda pair: (id(pair[1][0]), pair[1][1] - pair[0])):
+        pairs = [owner for _, owner in run]
+        yield pairs[0][0], slice(pairs[0][1], pairs[-1][1] + 1)
 
 
-def _change_(check: Check, slots: list[int], change: linalg.Change) -> None:
+def _change_(check: Check, run: slice, change: linalg.Change) -> None:
     """Carry out Q ← QV for some blocks of a bucket."""
     task, bucket, mode = check.task, check.task.bucket, check.mode
-    s, books = bucket.stacks, bucket.books
-    phases.change_basis_(s, mode, slots, change, task.options, bucket.method)
-    if bucket.method.rotated:
-        _turn_gradients_(task, mode, slots, change)
-    else:
-        check.factor[slots] = change.factor
+    s, books = bucket.stacks.narrow(run.start, run.stop), bucket.books
+    phases.change_basis_(s, mode, change, task.options, bucket.method)
+    if not bucket.method.rotated:
+        check.factor[run] = change.factor
+    for part, G, _ in task.observed:  # the G̃ that wait for their basis move along
+        start, stop = max(run.start, part.start), min(run.stop, part.stop)
+        if start < stop and bucket.method.rotated:
+            here = change.part(start - run.start, stop - run.start)
+            inside = G[start - part.start : stop - part.start]
+            phases.turn_(inside, mode, here.V, here.subset)
     worn = []
-    for slot in slots:
+    for slot in range(run.start, run.stop):
         entry = bucket.entry(slot, mode)
         books.computations[entry] += 1
         books.work[entry] += change.V.shape[-1] ** 3
@@ -189,17 +190,8 @@ def _change_(check: Check, slots: list[int], change: linalg.Change) -> None:
         if books.computations[entry] % REORTHONORMALIZE == 0:
             worn.append(slot)
     if worn:
-        s.bases[mode][worn] = linalg.orthonormalize(s.bases[mode][worn])
-
-
-def _turn_gradients_(task: Task, mode: int, slots: list[int], change: linalg.Change) -> None:
-    """The G̃ that wait for their basis move along."""
-    for part, G, _ in task.observed:
-        here = [k for k, slot in enumerate(slots) if part.start <= slot < part.stop]
-        if here:
-            inside = [slots[k] - part.start for k in here]
-            subset = None if change.subset is None else change.subset[here]
-            phases.turn_(G, mode, inside, change.V[here], subset)
+        Q = bucket.stacks.bases[mode]
+        Q[worn] = linalg.orthonormalize(Q[worn])
 
 
 def _root_(check: Check) -> None:
