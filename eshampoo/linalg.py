@@ -191,10 +191,13 @@ def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) ->
 
 
 def power(A: Tensor) -> Change:
-    """SOAP's step V = qr(Λ̂P), with P sorting diag Λ̂ descending; D is permuted by P."""
+    """SOAP's step V = qr(Λ̂P), with P sorting diag Λ̂ descending; D is permuted by P.
+
+    Λ̂P = VR, so that VᵀΛ̂V = RPᵀV: one product.
+    """
     order = A.diagonal(dim1=1, dim2=2).argsort(dim=1, descending=True)
-    V = torch.linalg.qr(_columns(A, order)).Q
-    B = torch.bmm(V.transpose(1, 2), torch.bmm(A, V))
+    V, R = torch.linalg.qr(_columns(A, order))
+    B = torch.bmm(R, take(V, order, 0))
     return Change(list(range(len(A))), V, (B + B.transpose(1, 2)) / 2, order=order)
 
 

@@ -185,3 +185,61 @@ def test_the_report_says_what_the_state_says():
         assert line.computations == state["basis_computations"][0, mode]
         assert line.criterion == state["criterion"][0, mode]
     assert_same([], list(report))
+
+
+def test_short_vectors_share_a_stack_and_keep_their_shapes():
+    tensors, grads = problem([(10,), (3, 1), (), (200,), (300,)], 6)
+    params, theirs = parameters(tensors), parameters(tensors)
+    optimizer = EShampoo(params, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1, matrices="adam")
+    assert [bucket.shape for bucket in optimizer._buckets] == [(256,), (512,)]
+    run(optimizer, params, grads)
+    adamw = torch.optim.AdamW(theirs, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+    run(adamw, theirs, grads)
+    for p, q in zip(params, theirs, strict=True):
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert optimizer.state[p][key].shape == p.shape
+            assert_close(optimizer.state[p][key], adamw.state[q][key], 1e-12)
+
+
+def test_a_bad_gradient_stops_its_own_vector_and_not_its_neighbours_in_the_stack():
+    tensors, grads = problem([(10,), (20,), (30,)], 3)
+    grads[1][1][4] = float("nan")
+    params, alone = parameters(tensors), parameters(tensors)
+    optimizer = EShampoo(params)
+    run(optimizer, params, grads)
+    assert [int(optimizer.state[p]["step"]) for p in params] == [3, 2, 3]
+    for i in (0, 2):
+        run(EShampoo([alone[i]]), [alone[i]], [[step[i]] for step in grads])
+        assert_same(params[i].detach(), alone[i].detach())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_admitted_together_moves_as_if_admitted_alone(method, monkeypatch):
+    shapes = [(4, 4), (5,), (3, 3), (7, 5), (4, 4), (2,)]
+    tensors, grads = problem(shapes, 9)
+    finals = []
+    for room in (1 << 20, 1):
+        monkeypatch.setattr("eshampoo.bucket.THREAD_BYTES", room)
+        params = parameters(tensors)
+        optimizer = METHODS[method](params, **OPTIONS[method])
+        run(optimizer, params, grads)
+        finals.append((len(optimizer._waves), params))
+    (together, joined), (apart, single) = finals
+    assert together < apart
+    for p, q in zip(joined, single, strict=True):
+        assert_close(p.detach(), q.detach(), 1e-9)
+
+
+def test_memory_for_waiting_gradients_stays_only_where_every_step_checks():
+    tensors, grads = problem([(6, 4)] * 3, 8)
+    params = parameters(tensors)
+    optimizer = EShampoo(params, frequency=1, tau=0.5)
+    (bucket,) = optimizer._buckets
+    run(optimizer, params, grads[:2])
+    kept = {start: buffer.data_ptr() for start, buffer in bucket.buffers.items()}
+    run(optimizer, params, grads[2:4])
+    assert kept
+    assert {start: buffer.data_ptr() for start, buffer in bucket.buffers.items()} == kept
+    optimizer.param_groups[0]["frequency"] = 2
+    run(optimizer, params, grads[4:])
+    assert bucket.buffers == {}
