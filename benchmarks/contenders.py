@@ -57,6 +57,8 @@ def _ours(name: str, **keywords: Any) -> Callable[[Sequence[Tensor]], Stepper]: 
 
 def _muon(params: Sequence[Tensor]) -> Stepper:
     matrices = [p for p in params if p.dim() == 2]
+    if not matrices:
+        raise ValueError("Muon takes matrices, and this model has only convolutions")
     return Pair(matrices, [p for p in params if p.dim() != 2])
 
 

@@ -92,6 +92,7 @@ def page(record: Mapping[str, Any]) -> str:
     results = Results(record["cases"])
     m = record["machine"]
     skipped = [case for case in record["cases"] if "skipped" in case]
+    again = sorted({_name(case["spec"]) for case in record["cases"] if case.get("again")})
     models = "\n".join(f"- `{name}`: {title}" for name, title in shapes.TITLES.items())
     parts = [
         "# Benchmarks",
@@ -115,6 +116,10 @@ def page(record: Mapping[str, Any]) -> str:
         f"## Growth with the number of layers (width {shapes.GROWTH_WIDTH})",
         growth_table(results, depths()),
     ]
+    if again:
+        parts.append(
+            "Measured again after the rest, with `--only … --update`: " + ", ".join(again) + "."
+        )
     if skipped:
         lines = [f"- {_name(case['spec'])}: {case['skipped']}" for case in skipped]
         parts += ["## Not measured", "\n".join(lines)]
