@@ -147,7 +147,7 @@ def figure(record: Mapping[str, Any], path: Path) -> None:
     bars.sort(key=lambda bar: bar[1])
     colors = ["#0072b2" if ours else "#999999" for *_, ours in bars]
     left.barh([bar[0] for bar in bars], [bar[1] for bar in bars], color=colors)
-    left.set(title="plain step, SimpleViT-S/16", xlabel="ms")
+    left.set(title="plain step, SimpleViT-S/16", xlabel="ms", xscale="log")
     for axes, names, label, part in (
         (middle, widths(), "width", 1),
         (right, depths(), "layers", 2),
