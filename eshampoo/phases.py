@@ -1,6 +1,7 @@
 """The verbs of a step, on stacks of blocks.
 
     admit_       which blocks take part; their step counts
+    weigh        what this step's values weigh in the averages
     observe_     G̃ = Q_LᵀGQ_R, and the factors see it
     refresh      (the engine: criteria, and new bases where they are due: `change_basis_`)
     direction    momentum and scale see G̃; U, back in parameter space
