@@ -24,6 +24,11 @@ COLUMNS = (
 )
 
 
+def title(spec: Mapping[str, Any]) -> str:
+    """What a case is called in the output, on the page and in --only."""
+    return " ".join(str(spec[key]) for key in ("kind", "shapes", "contender") if key in spec)
+
+
 def case_table(results: Results, names: Sequence[str]) -> str:
     """One line per optimizer and model that was measured, as Markdown."""
     head = ["model", "optimizer", *(column[0] for column in COLUMNS)]
@@ -92,8 +97,8 @@ def page(record: Mapping[str, Any]) -> str:
     results = Results(record["cases"])
     m = record["machine"]
     skipped = [case for case in record["cases"] if "skipped" in case]
-    again = sorted({_name(case["spec"]) for case in record["cases"] if case.get("again")})
-    models = "\n".join(f"- `{name}`: {title}" for name, title in shapes.TITLES.items())
+    again = sorted({title(case["spec"]) for case in record["cases"] if case.get("again")})
+    models = "\n".join(f"- `{name}`: {model}" for name, model in shapes.TITLES.items())
     parts = [
         "# Benchmarks",
         f"Written by `{record['command']}`; do not edit. {m['cpu']}, {m['cores']} cores, "
@@ -121,13 +126,9 @@ def page(record: Mapping[str, Any]) -> str:
             "Measured again after the rest, with `--only … --update`: " + ", ".join(again) + "."
         )
     if skipped:
-        lines = [f"- {_name(case['spec'])}: {case['skipped']}" for case in skipped]
+        lines = [f"- {title(case['spec'])}: {case['skipped']}" for case in skipped]
         parts += ["## Not measured", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
-
-
-def _name(spec: Mapping[str, Any]) -> str:
-    return " ".join(str(spec[key]) for key in ("kind", "shapes", "contender") if key in spec)
 
 
 def figure(record: Mapping[str, Any], path: Path) -> None:

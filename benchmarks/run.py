@@ -11,7 +11,7 @@ from typing import Any
 from . import environment, shapes
 from .bars import Bar, Results, all_bars
 from .contenders import OURS, PEERS
-from .report import case_table
+from .report import case_table, title
 
 Spec = dict[str, Any]
 
@@ -50,11 +50,6 @@ def quick_plan() -> list[tuple[int, Spec]]:
     effort = {"shapes": "vit_64", "repetitions": 3, "budget": 3.0}
     measured = [(0, {"kind": "measure", "contender": who, **effort}) for who in OURS]
     return [*measured, (0, {"kind": "partial", **effort})]
-
-
-def title(spec: Spec) -> str:
-    """What a case is called in the output and in --only."""
-    return " ".join(str(spec[key]) for key in ("kind", "shapes", "contender") if key in spec)
 
 
 def run_case(python: str, spec: Spec, threads: int) -> Spec:

@@ -73,6 +73,8 @@ def average_gram_(factor: Tensor, X: Tensor, beta: float, weight: Tensor) -> Non
         rows = slice(start, min(start + height, d))
         product = torch.bmm(X[:, rows], X[:, : rows.stop].transpose(1, 2))
         average_(factor[:, rows, : rows.stop], product, beta, weight)
+        if start == 0:  # nothing to the left of the diagonal block
+            continue
         # Mirrored by way of memory in which the entries of a column do not lie a power of two
         # apart, where they would throw each other out of the cache.
         strip = product.new_empty(N, product.shape[1], start + 16)[:, :, :start]

@@ -96,13 +96,13 @@ class Task:
         it anew costs a CPU 3 % of a step.
         """
         buffers = self.bucket.buffers
-        if not self.waits or self.options.frequency > 1:
-            if self.waits:
-                buffers.clear()
-            return torch.empty_like(part.stacks.exp_avg)
-        if part.start not in buffers:
-            buffers[part.start] = torch.empty_like(part.stacks.exp_avg)
-        return buffers[part.start]
+        if self.waits and self.options.frequency == 1:
+            if part.start not in buffers:
+                buffers[part.start] = torch.empty_like(part.stacks.exp_avg)
+            return buffers[part.start]
+        if self.waits:
+            buffers.clear()
+        return torch.empty_like(part.stacks.exp_avg)
 
     def keep_(self, part: Part, U: Tensor, moving: Tensor) -> None:
         """Keep updates until they are posted."""

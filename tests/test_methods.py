@@ -20,7 +20,7 @@ from cases import (
     run,
 )
 
-from eshampoo import EShampoo, FullMatrixAdam, KLShampoo, Shampoo, schedules
+from eshampoo import EShampoo, FullMatrixAdam, KLShampoo, Shampoo, phases, schedules
 
 TWO_CHECKS = 2 * FULL_RANK + 2
 
@@ -482,3 +482,18 @@ def test_the_defaults_are_those_of_the_design():
     }
     for name, values in expected.items():
         assert {key: METHODS[name](p).defaults[key] for key in values} == values, name
+
+
+@pytest.mark.parametrize("beta", [0.9, 1.0])
+@pytest.mark.parametrize(("d", "r"), [(384, 256), (517, 300), (512, 40), (40, 512)])
+def test_a_factor_averages_the_whole_gram_matrix_whether_in_strips_or_not(d, r, beta):
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(3, d, r, generator=generator, dtype=torch.float64)
+    before = torch.randn(3, d, d, generator=generator, dtype=torch.float64)
+    before = before + before.mT
+    live = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    factor = before.clone()
+    phases.average_gram_(factor, X, beta, phases.share(beta, live.view(-1, 1, 1)))
+    expected = beta * before + (1 - beta if beta < 1 else 1.0) * (X @ X.mT)
+    assert_close(factor[[0, 2]], expected[[0, 2]], 1e-11)
+    assert torch.equal(factor[1], before[1])
