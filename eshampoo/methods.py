@@ -1,13 +1,24 @@
-"""The methods of the paper as rows of data.
+"""The methods of the paper as rows of a table.
 
 Every one of them is the same line (Lemma 1),
 
     U = Q_L ( D^{-p} ⊙ (Q_Lᵀ M Q_R) ) Q_Rᵀ ,
 
-and they differ only in how the bases Q are kept, how the scale D is computed, and in p.
+and they differ only in how the bases Q are kept, how the scale D is computed, and in p. A cell is
+plain data or one small function, so a new method is a new row.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from .options import Options
+from .state import cutting
+from .state.state import Home, State
+from .step import eigenvalues, phases
+from .step.phases import Coefficients
 
 
 @dataclass(frozen=True)
@@ -15,27 +26,64 @@ class Method:
     """One row of the table below."""
 
     name: str
-    second_moment: bool = True
-    """D is an average of (Q_LᵀGQ_R)^{⊙2}; otherwise D = λ_L ⊗ λ_R, from the factors."""
-    rotated: bool = True
-    """State lives in the eigenbasis; otherwise in parameter space, with cached inverse roots."""
-    whitened: bool = False
-    """Factors average G R⁻¹ Gᵀ/n instead of GGᵀ."""
-    one_mode: bool = False
-    """A parameter is one flat vector g, and its only factor averages g gᵀ."""
-    delayed: bool = False
-    """The first gradient only builds the basis; later the basis changes after the update."""
-    bias_in_step: bool = False
-    """ε joins the uncorrected √D and the bias corrections scale the step, decay comes last."""
+    sides: Callable[[Sequence[int], Options], cutting.Sides] = cutting.every_side
+    """Which dimensions of a parameter have a basis."""
+    statistic: Callable[[State, Tensor, Coefficients, Options], list[tuple[Tensor, Tensor]]] = (
+        phases.gram
+    )
+    """What a factor averages."""
+    keeps: Callable[[Options], tuple[str, ...]] = phases.second_moment
+    """What the scale D keeps beside the factors."""
+    divide_: Callable[[State, Tensor, Coefficients, Options, float], Tensor] = (
+        phases.eigenvalue_corrected_
+    )
+    """How the scale divides the momentum: D^{-p} ⊙ M̃."""
+    exponent: float = 0.5
+    """p; Shampoo shares it out over the k factors of a block."""
+    home: Home = "eigenbasis"
+    """Where momentum and factors live."""
+    start: int = 0
+    """t before the first gradient; with -1 that one is not counted."""
+    moves: Callable[[Tensor, Tensor], Tensor] = phases.always
+    """Which gradients move their block: all, or all but the first."""
+    refreshes: Literal["before", "after"] = "before"
+    """Whether a basis changes before or after the update of the same step."""
+    epsilon: Callable[[Tensor, Tensor], Tensor] = phases.beside_corrected
+    """Where ε stands."""
+    decay: Literal["with", "after"] = "with"
+    """Whether the weights decay with the update, W − α(U + λW), or after it, (1 − αλ)(W − αU)."""
 
     def without_basis(self) -> "Method":
-        """The same row for parameters with Q = I: Adam."""
-        return replace(self, second_moment=True, rotated=True, whitened=False)
+        """The row for parameters without a basis: Adam."""
+        return replace(
+            self,
+            sides=cutting.no_side,
+            statistic=phases.gram,
+            keeps=phases.one_moment,
+            divide_=phases.adam_,
+            home="eigenbasis",
+        )
 
 
-# p is 1/2 throughout, except in Shampoo: 1/(2k) per factor of an order-k block (`phases.roots`).
 ESHAMPOO = Method("EShampoo")
-SHAMPOO = Method("Shampoo", second_moment=False, rotated=False)
-KL_SHAMPOO = Method("KLShampoo", second_moment=False, whitened=True)
-SOAP = Method("SOAP", delayed=True, bias_in_step=True)
-FULL_MATRIX_ADAM = Method("FullMatrixAdam", one_mode=True)
+FULL_MATRIX_ADAM = Method("FullMatrixAdam", sides=cutting.one_side)
+SHAMPOO = Method(
+    "Shampoo",
+    keeps=eigenvalues.moment_of_graft,
+    divide_=eigenvalues.momentum_,
+    home="parameters",
+)
+KL_SHAMPOO = Method(
+    "KLShampoo",
+    statistic=eigenvalues.whitened_gram,
+    keeps=eigenvalues.nothing,
+    divide_=eigenvalues.by_eigenvalues_,
+)
+SOAP = Method(
+    "SOAP",
+    start=-1,
+    moves=phases.after_the_first,
+    refreshes="after",
+    epsilon=phases.beside_uncorrected,
+    decay="after",
+)

@@ -1,20 +1,23 @@
-"""The hyperparameters of one param group, typed and checked.
+"""Every keyword once: its name, type, default, rule and meaning; and which class offers which.
 
-A group is an ordinary dictionary that users and schedulers write into, so it is read anew and
+A param group is an ordinary dictionary that users and schedulers write into, so it is read anew and
 checked at every step, before anything changes.
 """
 
+import difflib
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from torch import Tensor
 
-from .methods import Method
+from .math.solvers import Slots, Solver
 
-Solver = Literal["eigh", "qr", "power", "partial"]
-Slots = Literal["rank", "match"]
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 Correction = Literal["naive", "bounded", "basis_aware", "optimal"]
 Vectors = Literal["adam", "full"]
 Matrices = Literal["kronecker", "adam"]
@@ -25,104 +28,180 @@ Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
 GraftScope = Literal["block", "parameter"]
 Eigenvalues = Literal["stale", "fresh"]
 Tau = float | Callable[[int], float]
-
-TAU_RULE = "it must be a number of at least 0 (0 recomputes at every check, 1 never)"
+T = TypeVar("T")
 
 ADAM_KEYS = ("lr", "betas", "eps", "weight_decay", "maximize")
 """What a group of `torch.optim.AdamW` has in common with one of ours."""
 
+FOREIGN_KEYS = {
+    "params", "param_names", "method", "initial_lr", "kind", "name", "foreach", "fused",
+    "capturable", "differentiable", "amsgrad", "decoupled_weight_decay", "lr_scale", "swa_lr",
+    "max_lr", "min_lr", "base_momentum", "max_momentum",
+}  # fmt: skip
+"""Group keys that torch, its schedulers and known frameworks write; no step reads them."""
+
+
+# -------------------------------------------------------------------- rules
+
+
+class Rule(NamedTuple):
+    """What a value must be, as a test and in words."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+    def check(self, name: str, value: object) -> None:
+        """Refuse a value with the usual error."""
+        if not self.holds(value):
+            raise ValueError(
+                f"{name}={value!r} is not valid: {self.words}. Pass such a value to the "
+                f"constructor or write it into the param group"
+            )
+
+
+def number(value: object) -> float:
+    """The value, or NaN, which no rule admits, if it is not a number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else math.nan  # type: ignore[arg-type]
+
+
+def one_of(words: object, *more: object) -> Rule:
+    """One of the words of a Literal."""
+    allowed = (*more, *get_args(words))
+    return Rule(lambda v: v in allowed, f"it must be one of {', '.join(map(repr, allowed))}")
+
+
+def _is_lr(value: object) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else 0 <= number(value) < math.inf
+
+
+ANYTHING = Rule(lambda _: True, "")
+AT_LEAST_0 = Rule(lambda v: 0 <= number(v) < math.inf, "it must be at least 0")
+BELOW_1 = Rule(lambda v: 0 <= number(v) < 1, "it must lie in [0, 1)")
+SHARE = Rule(lambda v: 0 <= number(v) <= 1, "it must lie in [0, 1]")
+SHARE_OR_NONE = Rule(lambda v: v is None or SHARE.holds(v), SHARE.words)
+LR = Rule(_is_lr, "it must be at least 0, and a tensor must have one element")
+PAIR = Rule(lambda v: isinstance(v, tuple | list) and len(v) == 2, "it must be a pair (β1, β2)")
+TAU = Rule(
+    lambda v: callable(v) or number(v) >= 0,
+    "it must be a number of at least 0 (0 recomputes at every check, 1 never)",
+)
+COUNT = Rule(
+    lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1,
+    "it must be a whole number of at least 1",
+)
+SWITCH = Rule(lambda v: isinstance(v, bool), "it must be True or False")
+
+
+def keyword(default: T, rule: Rule) -> T:
+    """A field of `Options` with its rule."""
+    return field(default=default, metadata={"rule": rule})
+
+
+# -------------------------------------------------------------------- keywords
+
 
 @dataclass(frozen=True)
 class Options:
-    """What a param group says at this step; the meaning of each is in `optimizers.py`."""
+    """What a param group says at this step.
 
-    lr: float | Tensor
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    tau: Tau
-    frequency: int
-    solver: Solver
-    slots: Slots
-    refresh_to: float
-    qr_iterations: int
-    beta3: float | None
-    correction: Correction
-    vectors: Vectors
-    matrices: Matrices
-    max_dim: int
-    oversize: Oversize
-    merge_dims: bool
-    nesterov: bool
-    maximize: bool
-    nonfinite: NonFinite
-    max_failures: int
-    record: bool
-    # Shampoo only; the other methods carry the defaults.
-    variant: Variant = "shampoo"
-    trace_scaling: bool = False
-    graft: Graft | None = None
-    graft_scope: GraftScope = "parameter"
-    eigenvalues: Eigenvalues = "stale"
+    A field of a subclass with init=False is not offered by its optimizer, and stays as it is.
+
+    Args:
+        params: parameters, `model.named_parameters()` (names then appear in reports), or groups.
+        lr: α; a number or a tensor with one element.
+        betas: β1 of the momentum and β2 of the factors; β2 = 1 sums instead of averaging (AdaGrad).
+        eps: ε, added to √D̃ as in AdamW.
+        weight_decay: λ, decoupled.
+        tau: τ; a basis is kept while its relative error is at most τ. A number or a callable
+            step → number (`eshampoo.schedules`). 0 recomputes at every check, 1 never.
+        frequency: F; the criterion is evaluated every F steps.
+        variant: "shampoo", or "shampoo2" with L^{-1/2} per factor.
+        trace_scaling: divide by S = Tr L = Tr R, shared out as Tr^{-(k-1)/k} per factor.
+        graft: the method whose norm the update takes: "adam", "rmsprop", "adagrad", "sgd" or None.
+            Before the first basis it takes the step alone.
+        graft_scope: norms of the whole "parameter" or of each "block".
+        eigenvalues: "stale", frozen with the basis, or "fresh", diag Λ̂ at every check.
+        solver: "eigh"; "qr", Algorithm 4; "power", SOAP's single step; "partial", which
+            diagonalises only the coordinates that carry the excess error.
+        slots: which new column inherits which entry of D: "rank", as the solver orders them, or
+            "match", by largest overlap with the old columns.
+        refresh_to: "partial" brings the criterion down to refresh_to · τ.
+        qr_iterations: I, the most iterations of "qr".
+        beta3: β3, the averaging constant of D; None means β2.
+        correction: D on a change of basis: "naive" keeps it (Algorithm 2); "bounded" keeps it and
+            cuts off what Adam could not reach in a basis that stands still; "basis_aware" maps it
+            by V^{⊙2} (appendix); "optimal" takes diag(QᵀAQ) from the full matrix A (Algorithm 1;
+            blocks of at most 4096 elements).
+        vectors: 1-D parameters: "adam", or "full" for full-matrix Adam.
+        matrices: parameters of two and more dimensions: "kronecker", or "adam".
+        max_dim: larger dimensions are split into blocks.
+        oversize: dimensions above max_dim: "split", or "identity" for no basis on that side.
+        merge_dims: merge neighbouring dimensions, from the last, while their product ≤ max_dim; a
+            parameter that merges into one mode gets full-matrix Adam.
+        nesterov: look one step ahead in the momentum, as in NAdam.
+        maximize: ascend.
+        process_group: share work and state over this group of `torch.distributed`.
+        nonfinite: a gradient with NaN or Inf: "skip" leaves its block out of the step, "raise"
+            raises before anything has changed, "propagate" takes it as it is.
+        max_failures: how many failed decompositions of one factor in a row are an error.
+        record: keep the history of the criterion for `basis_report()`.
+    """
+
+    lr: float | Tensor = keyword(1e-3, LR)
+    betas: tuple[float, float] = keyword((0.9, 0.999), PAIR)
+    eps: float = keyword(1e-8, AT_LEAST_0)
+    weight_decay: float = keyword(1e-2, AT_LEAST_0)
+    _: KW_ONLY
+    tau: Tau = keyword(0.1, TAU)
+    frequency: int = keyword(50, COUNT)
+    variant: Variant = keyword("shampoo", one_of(Variant))
+    trace_scaling: bool = keyword(False, SWITCH)
+    graft: Graft | None = keyword(None, one_of(Graft, None))
+    graft_scope: GraftScope = keyword("parameter", one_of(GraftScope))
+    eigenvalues: Eigenvalues = keyword("stale", one_of(Eigenvalues))
+    solver: Solver = keyword("eigh", one_of(Solver))
+    slots: Slots = keyword("rank", one_of(Slots))
+    refresh_to: float = keyword(0.5, SHARE)
+    qr_iterations: int = keyword(10, COUNT)
+    beta3: float | None = keyword(None, SHARE_OR_NONE)
+    correction: Correction = keyword("naive", one_of(Correction))
+    vectors: Vectors = keyword("adam", one_of(Vectors))
+    matrices: Matrices = keyword("kronecker", one_of(Matrices))
+    max_dim: int = keyword(1024, COUNT)
+    oversize: Oversize = keyword("split", one_of(Oversize))
+    merge_dims: bool = keyword(True, SWITCH)
+    nesterov: bool = keyword(False, SWITCH)
+    maximize: bool = keyword(False, SWITCH)
+    process_group: "ProcessGroup | None" = keyword(None, ANYTHING)
+    nonfinite: NonFinite = keyword("skip", one_of(NonFinite))
+    max_failures: int = keyword(3, COUNT)
+    record: bool = keyword(False, SWITCH)
+    beta_scale: float = field(default=math.nan, init=False)
+    """β3, or β2 if β3 is None; known to the options of a step."""
 
     @classmethod
-    def of(cls, group: Mapping[str, Any], method: Method) -> "Options":
+    def of(cls, group: Mapping[str, Any]) -> "Options":
         """Read and check a param group."""
-        options = cls(**{field.name: group[field.name] for field in _FIELDS if field.name in group})
-        for name, allowed in _CHOICES.items():
-            _require(
-                name,
-                getattr(options, name),
-                getattr(options, name) in allowed,
-                f"it must be one of {', '.join(map(repr, allowed))}",
-            )
-        options._check_numbers()
-        if options.correction != "naive" and not method.second_moment:
-            raise ValueError(
-                f"correction={options.correction!r} speaks of the second moment D, which "
-                f"{method.name} does not keep; leave it at 'naive' or use EShampoo"
-            )
+        own = offered(cls)
+        for key in group.keys() - own - FOREIGN_KEYS:
+            if hint := misspelt(cls, key):
+                raise ValueError(
+                    f"a param group has the key {key!r}, which is no keyword of this optimizer: "
+                    f"{hint} Write the keyword, or rename the key if it is meant for other code"
+                )
+        options = cls(**{name: group[name] for name in own if name in group})
+        for name, rule in _RULES.items():
+            rule.check(name, getattr(options, name))
+        beta1, beta2 = options.betas
+        BELOW_1.check("betas[0]", beta1)
+        SHARE.check("betas[1]", beta2)
+        beta_scale = beta2 if options.beta3 is None else options.beta3
+        object.__setattr__(options, "beta_scale", beta_scale)
         return options
 
-    def _check_numbers(self) -> None:
-        if isinstance(self.lr, Tensor):
-            _require("lr", self.lr, self.lr.numel() == 1, "a tensor lr must have one element")
-        else:
-            _require("lr", self.lr, 0 <= _number(self.lr) < math.inf, "it must be at least 0")
-        pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
-        _require("betas", self.betas, pair, "it must be a pair (β1, β2)")
-        beta1, beta2 = self.betas
-        _require("betas[0]", beta1, 0 <= _number(beta1) < 1, "it must lie in [0, 1)")
-        _require("betas[1]", beta2, 0 <= _number(beta2) <= 1, "it must lie in [0, 1]; 1 sums")
-        if self.beta3 is not None:
-            _require("beta3", self.beta3, 0 <= _number(self.beta3) <= 1, "it must lie in [0, 1]")
-        for name in ("eps", "weight_decay"):
-            value = getattr(self, name)
-            _require(name, value, 0 <= _number(value) < math.inf, "it must be at least 0")
-        if not callable(self.tau):
-            _require("tau", self.tau, _number(self.tau) >= 0, TAU_RULE)
-        for name in ("frequency", "qr_iterations", "max_dim", "max_failures"):
-            value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            _require(name, value, whole and value >= 1, "it must be a whole number of at least 1")
-        share = _number(self.refresh_to)
-        _require("refresh_to", self.refresh_to, 0 <= share <= 1, "it must lie in [0, 1]")
-        for name in ("merge_dims", "nesterov", "maximize", "record", "trace_scaling"):
-            value = getattr(self, name)
-            _require(name, value, isinstance(value, bool), "it must be True or False")
-
     @property
-    def beta_scale(self) -> float:
-        """β3, the averaging constant of D."""
-        return self.betas[1] if self.beta3 is None else self.beta3
-
-    @property
-    def graft_moment(self) -> bool:
-        """Whether the grafting method keeps a second moment of its own."""
-        return self.graft in ("adam", "rmsprop", "adagrad")
-
-    @property
-    def layout(self) -> dict[str, Any]:
+    def shapes(self) -> dict[str, Any]:
         """What the shapes of the state depend on, and so cannot change while the state lives."""
         return {
             "max_dim": self.max_dim,
@@ -130,36 +209,109 @@ class Options:
             "merge_dims": self.merge_dims,
             "vectors": self.vectors,
             "matrices": self.matrices,
-            "graft with a second moment": self.graft_moment,
+            "graft with a second moment": self.graft in ("adam", "rmsprop", "adagrad"),
             "correction='optimal'": self.correction == "optimal",
         }
+
+    def check_shapes(self, before: Mapping[str, Any]) -> None:
+        """Refuse a change of what the state was laid out by."""
+        for key, value in self.shapes.items():
+            if value != before[key]:
+                raise ValueError(
+                    f"{key} is {value!r} now but was {before[key]!r} when the state was laid out; "
+                    "the shapes of the state depend on it: set it back, or build a new optimizer"
+                )
 
     def threshold(self, step: int) -> float:
         """τ at step t."""
         if not callable(self.tau):
             return self.tau
         value = self.tau(step)
-        _require(f"tau({step})", value, _number(value) >= 0, TAU_RULE)
+        TAU.check(f"tau({step})", value)
         return float(value)
 
 
-_FIELDS = fields(Options)
-_CHOICES = {
-    name: get_args(hint)
-    for name, hint in get_type_hints(Options).items()
-    if get_origin(hint) is Literal
-} | {"graft": (None, *get_args(Graft))}
+_RULES: dict[str, Rule] = {f.name: f.metadata["rule"] for f in fields(Options) if f.metadata}
 
 
-def _number(value: object) -> float:
-    """The value, or NaN, which no rule admits, if it is not a number."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number else math.nan  # type: ignore[arg-type]
+# -------------------------------------------------------------------- who offers what
 
 
-def _require(name: str, value: object, holds: bool, rule: str) -> None:
-    if not holds:
-        raise ValueError(
-            f"{name}={value!r} is not valid: {rule}. Pass such a value to the constructor or "
-            f"write it into the param group"
-        )
+@dataclass(frozen=True, kw_only=True)
+class EShampooOptions(Options):
+    """All but the keywords of Shampoo."""
+
+    variant: Variant = field(default="shampoo", init=False)
+    trace_scaling: bool = field(default=False, init=False)
+    graft: Graft | None = field(default=None, init=False)
+    graft_scope: GraftScope = field(default="parameter", init=False)
+    eigenvalues: Eigenvalues = field(default="stale", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShampooOptions(Options):
+    """As the winner of AlgoPerf; no keyword that speaks of the second moment D."""
+
+    tau: Tau = 0.0
+    frequency: int = 100
+    graft: Graft | None = "adam"
+    slots: Slots = field(default="rank", init=False)
+    beta3: float | None = field(default=None, init=False)
+    correction: Correction = field(default="naive", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SOAPOptions(EShampooOptions):
+    """The defaults of SOAP's authors."""
+
+    lr: float | Tensor = field(default=3e-3, kw_only=False)
+    betas: tuple[float, float] = field(default=(0.95, 0.95), kw_only=False)
+    tau: Tau = 0.0
+    frequency: int = 10
+    solver: Solver = "power"
+    max_dim: int = 10000
+    oversize: Oversize = "identity"
+    merge_dims: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLShampooOptions(EShampooOptions):
+    """No keyword that speaks of the second moment D, which KL-Shampoo does not keep."""
+
+    tau: Tau = 0.0
+    frequency: int = 10
+    slots: Slots = field(default="rank", init=False)
+    beta3: float | None = field(default=None, init=False)
+    correction: Correction = field(default="naive", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullMatrixAdamOptions(EShampooOptions):
+    """Every parameter is one vector: there is nothing to merge or to split."""
+
+    vectors: Vectors = "full"
+    oversize: Oversize = field(default="split", init=False)
+    merge_dims: bool = field(default=True, init=False)
+
+
+def offered(options: type[Options]) -> list[str]:
+    """The keywords that an optimizer with these options takes."""
+    return [f.name for f in fields(options) if f.init]
+
+
+def described(options: type[Options]) -> str:
+    """The part of the documentation above that speaks of the keywords that are offered."""
+    text = (Options.__doc__ or "").split("Args:\n")[1].rstrip()
+    entries = re.split(r"\n(?=        \w)", text)
+    own = ["params", *offered(options)]
+    return "\n".join(entry for entry in entries if entry.strip().split(":")[0] in own)
+
+
+def misspelt(options: type[Options], key: str) -> str | None:
+    """What the user may have meant by a key that is no keyword; other tools have keys of theirs."""
+    if key in _RULES:
+        return f"{key!r} belongs to other optimizers of this library."
+    own = offered(options)
+    close = difflib.get_close_matches(key, own, 1, cutoff=0.7)
+    close += [name for name in own if len(key) > 2 and name.startswith(key)]
+    return f"did you mean {close[0]!r}?" if close else None

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .bucket import Bucket
+from .state.bucket import Bucket
 
 
 class FactorReport(NamedTuple):
@@ -45,14 +45,14 @@ def factor_reports(
     bucket: Bucket, names: Mapping[Tensor, str]
 ) -> Iterator[tuple[Tensor, FactorReport]]:
     """Parameter and report of every factor in a bucket."""
-    skipped, books = bucket.stacks.skipped.tolist(), bucket.books
-    for slot, block in enumerate(bucket.blocks):
+    skipped, counters = bucket.state.skipped.tolist(), bucket.counters
+    for position, block in enumerate(bucket.blocks):
         p = block.parameter
-        if not bucket.modes and skipped[slot] > 0:
-            count, shape = int(skipped[slot]), tuple(p.shape)
+        if bucket.elementwise and skipped[position] > 0:
+            count, shape = int(skipped[position]), tuple(p.shape)
             yield p, FactorReport(names.get(p), shape, 0, -1, 0, 0, 0, 0.0, 0.0, 0, count, ())
-        for mode in bucket.modes:
-            entry = bucket.entry(slot, mode)
+        for k, mode in enumerate(bucket.modes):
+            entry = position * len(bucket.modes) + k
             yield (
                 p,
                 FactorReport(
@@ -61,12 +61,12 @@ def factor_reports(
                     block=block.number,
                     mode=mode,
                     size=bucket.shape[mode],
-                    checks=books.checks[entry],
-                    computations=books.computations[entry],
-                    criterion=books.criterion[entry],
-                    work=books.work[entry],
-                    failures=books.failures[entry],
-                    skipped=int(skipped[slot]),
-                    history=tuple(bucket.history.get(entry, ())),
+                    checks=counters.checks[entry],
+                    computations=counters.computations[entry],
+                    criterion=counters.criterion[entry],
+                    work=counters.work[entry],
+                    failures=counters.failures[entry],
+                    skipped=int(skipped[position]),
+                    history=tuple(counters.history.get(entry, ())),
                 ),
             )

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..methods import Method
+from ..options import ADAM_KEYS
 from .blocks import called, is_sharded
 from .bucket import Bucket
-from .methods import Method
-from .options import ADAM_KEYS
 
 State = dict[Tensor, dict[str, Tensor]]
 
@@ -43,33 +43,24 @@ def pack(
 
 
 def _stored(bucket: Bucket) -> list[tuple[Tensor, dict[str, Tensor]]]:
-    """Per parameter, what a checkpoint holds of a bucket. With an exchange, all ranks take part."""
-    if bucket.exchange is None:
-        return [
-            (p, {name: _own(view, p, bucket) for name, view in views.items()})
-            for p, views in bucket.views()
-        ]
-    exchange = bucket.exchange
+    """Per parameter, what a checkpoint holds of a bucket; ranks that share it all take part."""
+    if bucket.elementwise:
+        return [(p, {n: _own(view, p) for n, view in views.items()}) for p, views in bucket.views()]
     stored: State = {p: {} for p in bucket.parameters}
     for name, stack in bucket.named().items():
-        # Counters are small: everyone gets them. The rest is spread evenly.
-        small = stack.dim() == 1 or name in bucket.books.named()
-        pieces = exchange.everywhere(stack) if small else exchange.spread(stack)
-        for p, values in stored.items():
-            own = [pieces[n] for n, block in enumerate(exchange.blocks) if block.parameter is p]
-            whole = torch.stack(own) if small else exchange.as_state(p, own, stack.shape[1])
-            values[bucket.named_as(name, p)] = whole
+        small = stack.dim() == 1 or name in bucket.counters.named()
+        for p, value in bucket.route.collect(stack, small).items():
+            stored[p][bucket.named_as(name, p)] = value
     return list(stored.items())
 
 
-def _own(value: Tensor, p: Tensor, bucket: Bucket) -> Tensor:
-    """Without the rest of a stack; element-wise state lies like its parameter."""
-    if is_sharded(p) and not bucket.modes and value.dim() > 0:
-        from .layout import like_parameter  # only where there are DTensors already
+def _own(value: Tensor, p: Tensor) -> Tensor:
+    """An element-wise state, placed like its parameter, without the rest of its stack."""
+    if is_sharded(p) and value.dim() > 0:
+        from ..ranks.boxes import like_parameter  # there are DTensors, so it is imported already
 
         return like_parameter(value.clone(), p)
-    whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-    return value if whole else value.clone()
+    return value.clone()
 
 
 def read_groups(
@@ -182,11 +173,10 @@ def _expected(buckets: Sequence[Bucket]) -> dict[Tensor, dict[str, tuple[int, ..
     shapes: dict[Tensor, dict[str, tuple[int, ...]]] = {}
     for bucket in buckets:
         for p in bucket.parameters:
-            count = sum(block.parameter is p for block in bucket.every)
             for name, stack in bucket.named().items():
-                shape = (count, *stack.shape[1:])
-                if not bucket.modes:
-                    shape = tuple(p.shape) if name.startswith("exp_avg") else ()
+                shape: tuple[int, ...] = (len(bucket.numbers[p]), *stack.shape[1:])
+                if bucket.elementwise:
+                    shape = tuple(p.shape) if stack.dim() > 1 else ()
                 shapes.setdefault(p, {})[bucket.named_as(name, p)] = shape
     return shapes
 
@@ -205,7 +195,7 @@ def _check_adam(
                 f"{sorted(ADAM_STATE)} of the parameter's shape {tuple(p.shape)}, can be loaded"
             )
     for bucket in buckets:
-        if bucket.stacks.exp_avg_sq is None and any(p in saved for p in bucket.parameters):
+        if bucket.state.exp_avg_sq is None and any(p in saved for p in bucket.parameters):
             raise ValueError(
                 f"AdamW's state cannot continue in {bucket.method.name} without a second moment of "
                 "its own; use EShampoo, SOAP or a graft, or start without the state"
@@ -215,18 +205,15 @@ def _check_adam(
 def fill_(buckets: Sequence[Bucket], state: State) -> None:
     """Write a state into the stacks."""
     for bucket, p in _in_order(buckets, state):
-        numbers = [block.number for block in bucket.every if block.parameter is p]
         for name, stack in bucket.named().items():
-            value = state[p][bucket.named_as(name, p)]
-            value = _whole(value) if bucket.modes else _held(value, p)
-            for slot in bucket.slots(p):
-                block = bucket.blocks[slot]
-                if bucket.modes:
-                    stack[slot] = value[numbers.index(block.number)]
-                elif stack.dim() > 1:
-                    block.unmerged(stack[slot]).copy_(value)
+            value = _here(state[p][bucket.named_as(name, p)], p, bucket)
+            for position in bucket.positions.get(p, ()):
+                block, row = bucket.blocks[position], stack[position]
+                if not bucket.elementwise:
+                    number = bucket.route.mine[position]
+                    row.copy_(value[bucket.numbers[p].index(number)])
                 else:
-                    stack[slot] = value
+                    (block.unmerged(row) if stack.dim() > 1 else row).copy_(value)
     for bucket in buckets:
         bucket.set_clock()
 
@@ -236,15 +223,14 @@ def fill_from_adam_(buckets: Sequence[Bucket], state: State) -> None:
     for bucket in buckets:
         bucket.reset_()
     for bucket, p in _in_order(buckets, state):
-        s = bucket.stacks
+        s, positions = bucket.state, bucket.positions.get(p, [])
         for name, stack in (("exp_avg", s.exp_avg), ("exp_avg_sq", s.exp_avg_sq)):
             assert stack is not None
-            value = state[p][name]
-            value = _whole(value) if bucket.modes else _held(value, p)
-            for slot in bucket.slots(p):
-                block = bucket.blocks[slot]
-                block.unmerged(stack[slot]).copy_(block.of(value))
-        s.step[bucket.slots(p)] = float(state[p]["step"])
+            value = _here(state[p][name], p, bucket)
+            for position in positions:
+                block = bucket.blocks[position]
+                block.unmerged(stack[position]).copy_(block.of(value))
+        s.step[positions] = float(state[p]["step"])
     for bucket in buckets:
         bucket.set_clock()
 
@@ -255,19 +241,22 @@ def _in_order(buckets: Sequence[Bucket], state: State) -> Iterator[tuple[Bucket,
     Reading a DTensor communicates, and only the parameters have the same order on all ranks:
     element-wise ones fall into buckets by what a rank holds of them.
     """
-    for p in state:
-        for bucket in buckets:
-            if p in bucket.kinds:
-                yield bucket, p
+    where: dict[Tensor, list[Bucket]] = {p: [] for p in state}
+    for bucket in buckets:
+        for p in bucket.parameters:
+            if p in where:
+                where[p].append(bucket)
+    for p, found in where.items():
+        for bucket in found:
+            yield bucket, p
 
 
-def _whole(value: Tensor) -> Tensor:
-    return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
-
-
-def _held(value: Tensor, p: Tensor) -> Tensor:
+def _here(value: Tensor, p: Tensor, bucket: Bucket) -> Tensor:
+    """What this rank needs of a stored value: all of it, or its piece of an element-wise one."""
+    if not bucket.elementwise:
+        return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
     if not is_sharded(p) or value.dim() == 0:
         return value
-    from .layout import held_part  # only where there are DTensors already
+    from ..ranks.boxes import held_piece  # there are DTensors, so it is imported already
 
-    return held_part(value, p)
+    return held_piece(value, p)

@@ -1,0 +1,181 @@
+"""Batched linear algebra: mode products, averages of Gram matrices, and the criterion.
+
+Legend: X is a stack [N, d_1, …, d_k] of N blocks of order k; Q, V [N, d, d] are stacks of
+orthogonal matrices; Λ̂ = QᵀLQ [N, d, d] is a factor seen in its current basis. Modes count from 0,
+so mode i is dimension i + 1 of a stack. Functions that end in _ write into an argument; the others
+are pure.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+GRAM_ROWS, GRAM_COLUMNS = 384, 256
+"""XXᵀ of an X of this size is computed in its lower block triangle only: 30 % faster."""
+
+Matrices = Mapping[int, Tensor]
+"""A stack of matrices [N, d_i, d_i] for some modes i."""
+
+
+def per_block(numbers: Tensor, like: Tensor) -> Tensor:
+    """One number per block, [N] or [N, 1], as [N, 1, …, 1]."""
+    return numbers.view(-1, *[1] * (like.dim() - 1))
+
+
+def along(vector: Tensor, mode: int, order: int) -> Tensor:
+    """Shape [N, d] as [N, 1, …, d, …, 1], to scale mode i of a stack of blocks of this order."""
+    return vector.view(vector.shape[0], *([1] * mode), -1, *([1] * (order - mode - 1)))
+
+
+def diagonal(A: Tensor) -> Tensor:
+    """The diagonals [N, d] of matrices, a view."""
+    return A.diagonal(dim1=1, dim2=2)
+
+
+# -------------------------------------------------------------------- products
+
+
+def unfold(X: Tensor, mode: int) -> Tensor:
+    """The mode-i unfolding [N, d_i, ∏ of the others]; a view for the first and the last mode."""
+    return X.movedim(mode + 1, 1).flatten(2) if X.dim() > 2 else X.unsqueeze(2)
+
+
+def mode_product(X: Tensor, A: Tensor, mode: int) -> Tensor:
+    """X ×_i Aᵀ: multiply mode i of every block by the transpose of A [N, d_i, e]."""
+    N, *dims = X.shape
+    if len(dims) == 2:  # matrices: nothing to fold
+        return torch.bmm(X, A) if mode == 1 else torch.bmm(A.transpose(1, 2), X)
+    if mode == len(dims) - 1:  # rows times A: no copy
+        Y = torch.bmm(X.reshape(N, -1, dims[-1]), A)
+        return Y.view(N, *dims[:-1], A.shape[2])
+    Y = torch.bmm(A.transpose(1, 2), unfold(X, mode))
+    rest = dims[:mode] + dims[mode + 1 :]
+    return Y.view(N, A.shape[2], *rest).movedim(1, mode + 1)
+
+
+def rotate_(X: Tensor, matrices: Matrices, transposed: Matrices) -> Tensor:
+    """X ← A_Lᵀ X A_R for blocks of any order (Lemma 1); with A = Q into the eigenbasis."""
+    if X.dim() == 3 and len(matrices) == 2:  # matrices: the last product goes where X was
+        return torch.bmm(torch.bmm(transposed[0], X), matrices[1], out=X)
+    Y = X
+    for mode, A in matrices.items():
+        Y = mode_product(Y, A, mode)
+    return X if Y is X else X.copy_(Y)
+
+
+def turn_(X: Tensor, mode: int, V: Tensor, subset: Tensor | None) -> None:
+    """X ← X ×_i Vᵀ; V acts on the coordinates `subset` [N, s] only, if there are such."""
+    put_(X, mode_product(take(X, subset, mode), V, mode), subset, mode)
+
+
+def orthonormalize(Q: Tensor) -> Tensor:
+    """One Newton–Schulz step Q(3I − QᵀQ)/2: squares a small departure from orthogonality."""
+    QtQ = torch.bmm(Q.transpose(1, 2), Q)
+    return torch.baddbmm(Q, Q, QtQ, beta=1.5, alpha=-0.5)
+
+
+# -------------------------------------------------------------------- averages
+
+
+def average_(average: Tensor, value: Tensor, beta: float, share: Tensor) -> None:
+    """X ← βX + (1−β)·value, or X + value for β = 1 (AdaGrad's sum).
+
+    `share` is 1 − β, or 1 in a sum, and 0 for the blocks whose average must keep every bit.
+    """
+    if beta < 1:
+        average.lerp_(value, share)
+    else:
+        average.addcmul_(value, share)
+
+
+def average_gram_(factor: Tensor, X: Tensor, mode: int, beta: float, share: Tensor) -> None:
+    """L ← βL + (1−β) XXᵀ with the mode-i unfolding of X, the lower part in block rows."""
+    X = unfold(X, mode)
+    N, d, r = X.shape
+    if d < GRAM_ROWS or r < GRAM_COLUMNS:
+        average_(factor, torch.bmm(X, X.transpose(1, 2)), beta, share)
+        return
+    height = -(-d // 4)
+    for start in range(0, d, height):
+        rows = slice(start, min(start + height, d))
+        product = torch.bmm(X[:, rows], X[:, : rows.stop].transpose(1, 2))
+        average_(factor[:, rows, : rows.stop], product, beta, share)
+        if start == 0:  # nothing to the left of the diagonal block
+            continue
+        # The strip is mirrored by way of memory in which the entries of a column do not lie a power
+        # of two apart, where they would throw each other out of the cache.
+        strip = product.new_empty(N, product.shape[1], start + 16)[:, :, :start]
+        strip.copy_(factor[:, rows, :start])
+        factor[:, :start, rows] = strip.transpose(1, 2)
+
+
+# -------------------------------------------------------------------- the criterion
+
+
+def off_diagonal(A: Tensor) -> Tensor:
+    """All entries of A [..., d, d] but the diagonal, [..., d-1, d]; a view if A is contiguous."""
+    d = A.shape[-1]
+    return A.flatten(-2)[..., 1:].reshape(*A.shape[:-2], d - 1, d + 1)[..., :-1]
+
+
+def criterion(A: Tensor) -> Tensor:
+    """‖Λ̂ − diag Λ̂‖_F / ‖Λ̂‖_F ∈ [0, 1], per matrix (Eq. criterion); 0 for a zero matrix."""
+    inside = torch.linalg.vector_norm(A.diagonal(dim1=-2, dim2=-1), dim=-1)
+    return off_share(off_norm(off_diagonal(A)), inside)
+
+
+def off_norm(off: Tensor) -> Tensor:
+    """‖Λ̂ − diag Λ̂‖_F from a view of what is off the diagonal.
+
+    Subtracting the square of the diagonal from ‖Λ̂‖² would lose everything in float32.
+    """
+    rows = torch.linalg.vector_norm(off, dim=-1)  # row by row: much faster on a CPU
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return norms
+
+
+def off_share(off: Tensor, inside: Tensor) -> Tensor:
+    """The criterion from the norms of what is off the diagonal of Λ̂ and of the diagonal."""
+    total = torch.hypot(off, inside)
+    share = torch.where(total > 0, off / total, torch.zeros_like(off)).clamp_(max=1.0)
+    return share.masked_fill_(total.isinf(), 1.0)  # squares overflowed: compute a basis, be safe
+
+
+# -------------------------------------------------------------------- coordinates of a mode
+
+
+def take(X: Tensor, index: Tensor | None, mode: int) -> Tensor:
+    """The coordinates `index` [N, s] of mode i; all of them for None."""
+    if index is None:
+        return X
+    if mode == 0:  # whole rows: much faster than gather on a CPU
+        N, d, *rest = X.shape
+        return X.reshape(N * d, -1).index_select(0, _flat(index, d)).view(N, -1, *rest)
+    return X.gather(mode + 1, _expand(index, X, mode))
+
+
+def put_(X: Tensor, value: Tensor, index: Tensor | None, mode: int) -> Tensor:
+    """Write `value` into the coordinates `index` of mode i; into all of them for None."""
+    if index is None:
+        return X.copy_(value)
+    if mode == 0:
+        N, d, *_ = X.shape
+        rows = value.reshape(index.numel(), -1)
+        X.view(N * d, -1).index_copy_(0, _flat(index, d), rows)
+        return X
+    return X.scatter_(mode + 1, _expand(index, X, mode), value)
+
+
+def _flat(index: Tensor, d: int) -> Tensor:
+    """Where the rows `index` [N, s] of blocks with d rows are, counted over all blocks."""
+    if len(index) == 1:
+        return index.flatten()
+    first = torch.arange(0, len(index) * d, d, device=index.device)
+    return (index + first.unsqueeze(1)).flatten()
+
+
+def _expand(index: Tensor, X: Tensor, mode: int) -> Tensor:
+    shape = list(X.shape)
+    shape[mode + 1] = index.shape[1]
+    return along(index, mode, X.dim() - 1).expand(shape)

@@ -1,0 +1,219 @@
+"""The solvers Λ̂ → V: changes of basis Q ← QV after which a factor is diagonal, or nearly.
+
+Legend: A [K, d, d] holds the factors Λ̂ that are due; V [K, s, s] the changes of their bases. A
+solver returns its changes and the members of A, by number, for which it found none.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its __all__
+
+from .linalg import criterion, diagonal, mode_product, put_, take
+
+Solver = Literal["eigh", "qr", "power", "partial"]
+Slots = Literal["rank", "match"]
+
+
+class Change(NamedTuple):
+    """A change of basis Q ← QV of some members of a solver's stack."""
+
+    members: list[int]  # K of them, by number
+    V: Tensor  # [K, s, s]
+    factor: Tensor  # [K, d, d]: VᵀΛ̂V
+    subset: Tensor | None = None  # [K, s]: the coordinates that V acts on; None: all
+    permutation: Tensor | None = None  # [K, d]: which entry of D each column takes; None: its own
+
+
+Solution = tuple[list[Change], list[int]]
+
+
+def solve(
+    A: Tensor,  # [K, d, d]
+    solver: Solver,
+    slots: Slots,
+    thresholds: Sequence[float],  # τ of each
+    refresh_to: float,
+    qr_iterations: int,
+) -> Solution:
+    """Λ̂ → V: bases in which the factors are diagonal, or nearly."""
+    if solver == "eigh":
+        return eigh(A, slots)
+    if solver == "power":
+        return [power(A)], []
+    if solver == "qr":
+        return [qr(A, slots, thresholds, qr_iterations)], []
+    return partial(A, slots, [refresh_to * tau for tau in thresholds])
+
+
+def eigh(A: Tensor, slots: Slots = "rank", descending: bool = False) -> Solution:
+    """V = eigvec(Λ̂), ascending as LAPACK gives them, or descending."""
+    eigenvalues, V, failed = eigenvectors(A)
+    if descending:
+        eigenvalues, V = eigenvalues.flip(1), V.flip(2)
+    found = [k for k in range(A.shape[0]) if k not in failed]
+    if failed:
+        eigenvalues, V = eigenvalues[found], V[found]
+    if slots == "match":
+        columns = match(V)
+        V = _columns(V, columns)
+        eigenvalues = eigenvalues.gather(1, columns)
+    return ([Change(found, V, torch.diag_embed(eigenvalues))] if found else []), failed
+
+
+def eigenvectors(A: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    """Eigenvalues and eigenvectors of each matrix, and which of the matrices have none.
+
+    A matrix that fails is tried again alone in float64, then with a little damping.
+    """
+    try:
+        eigenvalues, V = torch.linalg.eigh(A)
+        sound = V.flatten(1).sum(1).isfinite().tolist()  # NaN or Inf anywhere shows in the sum
+    except LinAlgError:
+        eigenvalues, V = A.new_zeros(A.shape[:2]), torch.zeros_like(A)
+        sound = [False] * A.shape[0]
+    failed = []
+    for k in (k for k, is_sound in enumerate(sound) if not is_sound):
+        for damping in (0.0, 1e-6):
+            B = A[k].double()
+            B = B + damping * B.diagonal().abs().mean() * torch.eye(len(B), device=B.device)
+            try:
+                w, V_k = torch.linalg.eigh(B)
+            except LinAlgError:
+                continue
+            if bool(torch.isfinite(V_k).all()):
+                eigenvalues[k], V[k] = w, V_k
+                break
+        else:
+            failed.append(k)
+    return eigenvalues, V, failed
+
+
+def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) -> Change:
+    """Algorithm 4: Λ̂ = QR, Λ̂ ← RQ, until the criterion holds or I iterations are done.
+
+    (The paper prints the loop's condition the wrong way round.)
+    """
+    A, V = A.clone(), torch.eye(A.shape[1], dtype=A.dtype, device=A.device).repeat(len(A), 1, 1)
+    tau = torch.tensor(thresholds, dtype=A.dtype, device=A.device)
+    going = torch.arange(len(A), device=A.device)
+    for _ in range(iterations):
+        Q, R = torch.linalg.qr(A[going])
+        B = torch.bmm(R, Q)
+        A[going] = B = (B + B.transpose(1, 2)) / 2
+        V[going] = torch.bmm(V[going], Q)
+        going = going[criterion(B) > tau[going]]
+        if len(going) == 0:
+            break
+    if slots == "match":
+        columns = match(V)
+        V, A = _columns(V, columns), _columns(_columns(A, columns).transpose(1, 2), columns)
+    return Change(list(range(len(A))), V, A)
+
+
+def power(A: Tensor) -> Change:
+    """SOAP's step V = qr(Λ̂P), with P sorting diag Λ̂ descending; D is permuted by P.
+
+    Λ̂P = VR, so that VᵀΛ̂V = RPᵀV: one product.
+    """
+    P = diagonal(A).argsort(dim=1, descending=True)
+    V, R = torch.linalg.qr(_columns(A, P))
+    B = torch.bmm(R, take(V, P, 0))
+    return Change(list(range(len(A))), V, (B + B.transpose(1, 2)) / 2, permutation=P)
+
+
+def partial(A: Tensor, slots: Slots, targets: Sequence[float]) -> Solution:
+    """Diagonalise Λ̂[S, S] only, with the shortest S that brings the criterion to its target.
+
+    The energy inside S×S vanishes, the energy outside is unchanged because V_S is orthogonal, so
+    the criterion afterwards is √(off² − off²(S×S)) / ‖Λ̂‖, known before anything is computed.
+    """
+    by_energy, after = prefixes(A)
+    sizes = (after > after.new_tensor(targets).unsqueeze(1)).sum(1).tolist()
+    changes, failed = [], []
+    for size, members in _same_size(sizes, A.shape[1]):
+        B = torch.stack([A[k] for k in members])
+        S = by_energy[members, :size]
+        # S follows the diagonal: the k-th smallest eigenvalue goes to the k-th smallest entry.
+        S = S.gather(1, diagonal(B).gather(1, S).argsort(dim=1))
+        rows = take(B, S, 0)
+        eigenvalues, V, lost = eigenvectors(take(rows, S, 1))
+        if lost:
+            failed += [members[k] for k in lost]
+            keep = [k for k in range(len(members)) if k not in lost]
+            members = [members[k] for k in keep]
+            B, S, V, rows, eigenvalues = B[keep], S[keep], V[keep], rows[keep], eigenvalues[keep]
+        if members:
+            if slots == "match":
+                columns = match(V)
+                V, eigenvalues = _columns(V, columns), eigenvalues.gather(1, columns)
+            # VᵀΛ̂V: the rows of S turn, a diagonal stands in S×S, and the columns mirror the rows.
+            rows = put_(mode_product(rows, V, 0), torch.diag_embed(eigenvalues), S, 1)
+            put_(put_(B, rows, S, 0), rows.transpose(1, 2), S, 1)
+            changes.append(Change(members, V, B, subset=S))
+    return changes, failed
+
+
+def prefixes(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Coordinates by the off-diagonal energy of their rows, and the criterion after each prefix.
+
+    Returns the coordinates [K, d], largest energy first, and [K, d] whose entry s is the criterion
+    once the first s of them are diagonalised. What is left then is Σ E_ij over max(i, j) ≥ s, a
+    cumulative sum from the end: nothing is subtracted, so nothing cancels.
+    """
+    tiny = torch.finfo(A.dtype).tiny
+    # Shares of the largest entry, whose square neither overflows nor underflows; Λ̂ ⪰ 0 has it on
+    # its diagonal.
+    largest = diagonal(A).amax(1).clamp_min(tiny)
+    energy = (A / largest.view(-1, 1, 1)).square_()
+    on_diagonal = diagonal(energy)
+    inside = on_diagonal.sum(1, keepdim=True)
+    on_diagonal.zero_()
+    rows = energy.sum(2)
+    by_energy = rows.argsort(dim=1, descending=True)
+    # What a coordinate shares with those that come before it; ranks are whole numbers.
+    rank = by_energy.argsort(dim=1).to(A.dtype)
+    before = (rank.unsqueeze(2) - rank.unsqueeze(1)).clamp_(0.0, 1.0)
+    common = energy.mul_(before).sum(2).gather(1, by_energy)
+    left = 2 * common.flip(1).cumsum(1).flip(1)
+    total = inside + rows.sum(1, keepdim=True)
+    return by_energy, (left / total.clamp_min(tiny)).sqrt_()
+
+
+def _same_size(sizes: Sequence[int], d: int) -> Iterator[tuple[int, list[int]]]:
+    """Members with a common size of S: sizes are rounded up, which only diagonalises more."""
+    grain = max(8, d // 32)
+    rounded = [min(d, -(-max(size, 1) // grain) * grain) for size in sizes]
+    for size in sorted(set(rounded)):
+        yield size, [k for k, s in enumerate(rounded) if s == size]
+
+
+def match(V: Tensor) -> Tensor:
+    """New columns by largest overlap with the old ones: entry j is the new column of slot j.
+
+    Greedy on |V_ij|²: in every round each pair that is the other's best choice is matched. It is
+    the best assignment whenever every old direction has a clear successor, and at least half of
+    the best overlap always.
+    """
+    K, d, _ = V.shape
+    overlap = V.square()  # [K, slot, column]
+    columns = torch.zeros(K, d, dtype=torch.long, device=V.device)
+    slots = torch.arange(d, device=V.device).expand(K, d)
+    open_ = torch.ones(K, d, dtype=torch.bool, device=V.device)
+    while bool(open_.any()):
+        best = overlap.argmax(2)  # of each slot
+        chosen = overlap.argmax(1).gather(1, best) == slots
+        # A slot that has been served shows only -1 and would choose column 0 again.
+        chosen &= open_
+        columns = torch.where(chosen, best, columns)
+        open_ &= ~chosen
+        overlap.masked_fill_(chosen.unsqueeze(2), -1.0)
+        taken = torch.zeros_like(best).scatter_add_(1, best, chosen.long()) > 0
+        overlap.masked_fill_(taken.unsqueeze(1), -1.0)
+    return columns
+
+
+def _columns(A: Tensor, index: Tensor) -> Tensor:
+    return take(A, index, 1)

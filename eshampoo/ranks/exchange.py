@@ -1,0 +1,213 @@
+"""The route over ranks: gradients of a bucket to the owners of its blocks, and updates back."""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from ..state.blocks import Block, Box, Part, by_parameter, extent, local
+from .boxes import grad_dtype, intersection, within
+from .mail import Mail, Piece, Way, copy_
+from .team import Team
+
+
+@final
+class Exchange:
+    """The `Route` of a bucket whose blocks have owners."""
+
+    def __init__(
+        self, team: Team, blocks: Sequence[Block], owners: Sequence[int], like: Tensor
+    ) -> None:
+        self.team, self.blocks, self.owners = team, list(blocks), list(owners)
+        self.mine = [n for n, owner in enumerate(owners) if owner == team.rank]
+        self.like = like
+        positions = {number: position for position, number in enumerate(self.mine)}
+        boxes = {p: team.boxes(p) for p in dict.fromkeys(block.parameter for block in blocks)}
+        to_owners, to_holders = self._ways(boxes)
+        # Gradients travel as they are; updates as exact as they were computed.
+        dtypes = {grad_dtype(p) for p in boxes}
+        self.gradients = Mail(team, to_owners, like.to(dtypes.pop()) if len(dtypes) == 1 else like)
+        self.updates = Mail(team, to_holders, like)
+
+        def held(piece: Piece) -> tuple[Tensor, Box]:
+            p = self.blocks[piece.block].parameter
+            return p, within(piece.box, boxes[p][team.rank])
+
+        def stacked(piece: Piece) -> tuple[int, tuple[int, ...], Box]:
+            box = self.blocks[piece.block].box
+            return positions[piece.block], extent(box), within(piece.box, box)
+
+        def positions_of(pieces: Sequence[Piece]) -> Tensor:
+            numbers = [positions[piece.block] for piece in pieces]
+            return torch.tensor(numbers, dtype=torch.long, device=like.device)
+
+        # Where pieces lie in what this rank holds, and in the stacks of the blocks that it owns.
+        self.grads_out = [held(piece) for piece in self.gradients.sent.pieces]
+        self.grads_in = [stacked(piece) for piece in self.gradients.expected.pieces]
+        self.updates_out = [stacked(piece) for piece in self.updates.sent.pieces]
+        self.updates_in = [held(piece) for piece in self.updates.expected.pieces]
+        self.positions_in = positions_of(self.gradients.expected.pieces)
+        self.positions_out = positions_of(self.updates.sent.pieces)
+        # Of the step under way:
+        self.arrived: tuple[Tensor, Tensor] | None = None  # gradients, and which blocks have one
+        self.finished = 0  # blocks whose update is there
+        self.departed = False
+
+    def _ways(self, boxes: Mapping[Tensor, list[Box]]) -> tuple[list[Way], list[Way]]:
+        """The ways of all pieces between all ranks, to the owners and back."""
+        to_owners: list[Way] = []
+        to_holders: list[Way] = []
+        for number, (block, owner) in enumerate(zip(self.blocks, self.owners, strict=True)):
+            holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
+            for rank, held in enumerate(boxes[block.parameter]):
+                box = intersection(block.box, held)
+                if box is not None:
+                    holders.setdefault(tuple((c.start, c.stop) for c in box), []).append(rank)
+                    to_holders.append((owner, rank, Piece(number, box)))
+            for bounds, ranks in holders.items():
+                # Of several replicas the owner itself sends, or one that varies with the owner.
+                source = owner if owner in ranks else ranks[owner % len(ranks)]
+                to_owners.append((source, owner, Piece(number, tuple(slice(*b) for b in bounds))))
+        return to_owners, to_holders
+
+    # ---------------------------------------------------------------- a step
+
+    def present(self) -> list[bool]:
+        """Whether other ranks have a gradient is not known here: their message says it."""
+        return [True] * len(self.mine)
+
+    def start(self) -> None:
+        """Send the pieces of the gradients that this rank holds on their way."""
+        self.arrived, self.finished, self.departed = None, 0, False
+        grads = {p: None if p.grad is None else local(p.grad) for p, _ in self.grads_out}
+        pieces = [None if (g := grads[p]) is None else g[box] for p, box in self.grads_out]
+        there = [float(piece is not None) for piece in pieces]
+        self.gradients.send(pieces, torch.tensor(there, device=self.like.device))
+
+    def gather(self, part: Part, here: list[bool], stays: bool) -> tuple[Tensor, Tensor | None]:
+        """The gradients of a part, and which of its blocks have one [N]."""
+        grads, there = self._receive()
+        run = slice(part.start, part.stop)
+        return grads[run], there[run]
+
+    def _receive(self) -> tuple[Tensor, Tensor]:
+        """Wait for the gradients from other ranks, and lay them out as a stack."""
+        if self.arrived is None:
+            G = self._stack()
+            pieces, flags = self.gradients.receive()
+            copy_(list(zip(self._in_stack(G, self.grads_in), pieces, strict=True)))
+            missing = G.new_zeros(len(self.mine))
+            missing.index_add_(0, self.positions_in, 1 - flags.to(G.dtype))
+            self.arrived = G, missing == 0
+        return self.arrived
+
+    def _stack(self) -> Tensor:
+        return self.like.new_empty(len(self.mine), *self.blocks[0].shape)
+
+    def deliver_(
+        self, part: Part, U: Tensor, pace: Tensor, moving: Tensor, here: list[bool], decay: float
+    ) -> None:
+        """Keep updates until they depart; the ranks that hold the parameters see to their decay."""
+        if self.finished == 0:
+            self.kept = self._stack()
+            self.moving = torch.empty(len(self.mine), dtype=torch.bool, device=U.device)
+        U.view(len(U), -1).mul_(pace)
+        self.kept[part.start : part.stop] = U
+        self.moving[part.start : part.stop] = moving.squeeze(1)
+        self.finished += part.stop - part.start
+
+    def depart(self, unfinished: bool) -> bool:
+        """Send the updates, once all are there, to the ranks that hold the parameters."""
+        if self.departed:
+            return True
+        if self.finished < len(self.mine) and not unfinished:
+            return False
+        self._receive()
+        if not self.mine:
+            self.kept = self._stack()
+            self.moving = torch.empty(0, dtype=torch.bool, device=self.like.device)
+        self.updates.send(
+            self._in_stack(self.kept, self.updates_out), self.moving[self.positions_out]
+        )
+        self.departed, self.arrived = True, None
+        del self.kept, self.moving
+        return True
+
+    def arrive_(self, decay: float | Tensor) -> None:
+        """Add the updates that arrive, and −decay · W, to what this rank holds of W."""
+        pieces, flags = self.updates.receive()
+        if not pieces:
+            return
+        weights = [local(p)[box] for p, box in self.updates_in]
+        if not isinstance(decay, float) or decay != 0:
+            shares = (flags * -decay).unbind(0)
+            for piece, weight, share in zip(pieces, weights, shares, strict=True):
+                piece.addcmul_(weight.to(piece.dtype), share)
+        torch._foreach_add_(weights, pieces)
+
+    @staticmethod
+    def _in_stack(
+        stack: Tensor, places: Sequence[tuple[int, tuple[int, ...], Box]]
+    ) -> list[Tensor]:
+        rows = stack.unbind(0)
+        return [rows[position].view(shape)[box] for position, shape, box in places]
+
+    def add_up_(self, totals: Tensor) -> None:
+        """Sum over the ranks of the team."""
+        dist.all_reduce(totals, group=self.team.group)
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]:
+        """Small state is the same on every rank; the rest is spread evenly."""
+        pieces = self._everywhere(stack) if small else self._spread(stack)
+        found = {}
+        for p, numbers in by_parameter(self.blocks).items():
+            held = torch.stack([pieces[number] for number in numbers])
+            found[p] = held if small else self._sharded(held, p, stack.shape[1])
+        return found
+
+    def _everywhere(self, stack: Tensor) -> Sequence[Tensor]:
+        """Small state of all blocks of the bucket, on every rank."""
+        full = stack.new_zeros(len(self.blocks), *stack.shape[1:], device=self.like.device)
+        full[self.mine] = stack.to(full.device)
+        dist.all_reduce(full, group=self.team.group)
+        return full.to(stack.device).unbind(0)
+
+    def _spread(self, stack: Tensor) -> list[Tensor]:
+        """Large state of all blocks, each cut along its first dimension over the last of the mesh.
+
+        What a checkpoint stores must not depend on who owns a block; without a mesh every rank gets
+        all of it.
+        """
+        team, tail = self.team, stack.shape[2:]
+        holders = 1 if team.mesh is None else team.mesh.shape[-1]
+        height = -(-stack.shape[1] // holders)
+        held = [0 if team.mesh is None else at[-1] for at in team.coordinates]
+        rows = [slice(k * height, min((k + 1) * height, stack.shape[1])) for k in held]
+        counts = [max(0, run.stop - run.start) for run in rows]
+        outbox = torch.cat([stack[:, run].reshape(-1) for run in rows])
+        width = tail.numel()
+        sent = [len(self.mine) * count * width for count in counts]
+        mine = counts[team.rank] * width
+        expected = [self.owners.count(rank) * mine for rank in range(team.size)]
+        inbox = outbox.new_empty(sum(expected))
+        dist.all_to_all_single(inbox, outbox, expected, sent, group=team.group)
+        by_owner = sorted(range(len(self.blocks)), key=lambda number: self.owners[number])
+        pieces = inbox.view(len(self.blocks), counts[team.rank], *tail).unbind(0)
+        found = dict(zip(by_owner, pieces, strict=True))
+        return [found[number] for number in range(len(self.blocks))]
+
+    def _sharded(self, held: Tensor, p: Tensor, rows: int) -> Tensor:
+        """What this rank has of a parameter's state, as a DTensor if the parameter is one."""
+        if not isinstance(p, DTensor):
+            return held
+        shape = torch.Size((held.shape[0], rows, *held.shape[2:]))
+        placements = [*[Replicate()] * (p.device_mesh.ndim - 1), Shard(1)]
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(
+            held, p.device_mesh, placements, run_check=False, shape=shape, stride=stride
+        )

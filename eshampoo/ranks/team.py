@@ -1,0 +1,175 @@
+"""Teams: the ranks that share the work on some parameters, and who owns what."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from ..state.blocks import Box, Failure, called, is_sharded, local
+from .boxes import shard_box
+from .torch_names import StridedShard, default_group, flattened, root_ranks
+
+
+@final
+class Team:
+    """The ranks of a mesh of DTensors, or of a process group."""
+
+    def __init__(self, group: dist.ProcessGroup, mesh: DeviceMesh | None = None) -> None:
+        self.group, self.mesh = group, mesh
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.coordinates = [self._coordinate(rank) for rank in range(self.size)]
+        self.loads = [0.0] * self.size
+        self.unreported: list[Failure] = []
+
+    @classmethod
+    def of_mesh(cls, mesh: DeviceMesh) -> "Team":
+        """The ranks of a mesh; a sub-mesh of several dimensions makes a group for itself."""
+        if mesh.size() == dist.get_world_size():
+            return cls(default_group(), mesh)
+        return cls(mesh.get_group() if mesh.ndim == 1 else flattened(mesh).get_group(), mesh)
+
+    def _coordinate(self, rank: int) -> tuple[int, ...]:
+        if self.mesh is None:
+            return ()
+        world_rank = dist.get_global_rank(self.group, rank)
+        return tuple(int(i) for i in (self.mesh.mesh == world_rank).nonzero()[0])
+
+    def boxes(self, p: Tensor) -> list[Box]:
+        """The rectangle of a parameter that each rank holds."""
+        if isinstance(p, DTensor):
+            sizes = tuple(p.device_mesh.shape)
+            return [shard_box(p.shape, sizes, at, p.placements) for at in self.coordinates]
+        return [tuple(slice(0, size) for size in p.shape)] * self.size
+
+    def assign(self, blocks: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
+        """The owner of each block, of which shape and modes are given.
+
+        The most expensive block goes to the rank with the least to do, and so on.
+        """
+        costs = [cost(shape, modes) for shape, modes in blocks]
+        owners = [0] * len(costs)
+        for number in sorted(range(len(costs)), key=lambda n: -costs[n]):
+            owner = min(range(self.size), key=lambda rank: self.loads[rank])
+            owners[number] = owner
+            self.loads[owner] += costs[number]
+        return owners
+
+    # ---------------------------------------------------------------- in a step
+
+    def lay_out_gradient(self, p: Tensor) -> None:
+        """Place a gradient like its parameter: that of tensor parallelism may still be a sum to do.
+
+        This communicates, so the order of the parameters must be the same on all ranks.
+        """
+        grad = p.grad
+        if isinstance(grad, DTensor) and isinstance(p, DTensor) and grad.placements != p.placements:
+            p.grad = grad.redistribute(p.device_mesh, p.placements)
+
+    def vote(self, params: Sequence[Tensor], norm: float = 2) -> Tensor:
+        """What is wrong with the gradient of each parameter on any rank [P].
+
+        0 nothing, 1 its norm of this kind is not finite, 2 there is none. Element-wise parameters
+        stay on their shards, but all shards of one take a step, or none.
+        """
+        missing = torch.tensor([2 * (p.grad is None) for p in params], dtype=torch.int32)
+        held = [local(p if p.grad is None else p.grad) for p in params]
+        # In the precision of the state, where squares that overflow are not finite either.
+        held = [shard.to(torch.promote_types(shard.dtype, torch.float32)) for shard in held]
+        held = [shard if shard.numel() > 0 else shard.new_zeros(1) for shard in held]
+        infinite = ~torch.stack(torch._foreach_norm(held, norm)).isfinite()
+        verdicts = missing.to(infinite.device).maximum(infinite.to(torch.int32))
+        dist.all_reduce(verdicts, dist.ReduceOp.MAX, group=self.group)
+        return verdicts
+
+    def everyones_failures(self, params: Sequence[Tensor]) -> list[Failure]:
+        """The unreported failures of all ranks, the same on each: one all-reduce."""
+        numbers = {p: n for n, p in enumerate(params)}
+        counts = [[0] * max(1, *(p.dim() for p in params)) for _ in params]
+        for p, mode, in_a_row in self.unreported:
+            row = counts[numbers[p]]
+            row[mode] = max(row[mode], in_a_row)
+        self.unreported = []
+        summary = torch.tensor(counts, device=local(params[0]).device)
+        dist.all_reduce(summary, dist.ReduceOp.MAX, group=self.group)
+        return [
+            (p, mode, in_a_row)
+            for p, row in zip(params, summary.tolist(), strict=True)
+            for mode, in_a_row in enumerate(row)
+            if in_a_row > 0
+        ]
+
+
+def cost(shape: Sequence[int], modes: Sequence[int]) -> float:
+    """Work on a block: decompositions m³ + n³ and products mn(m + n), for modes with a basis."""
+    numel = prod(shape)
+    return float(sum(shape[i] ** 3 + numel * shape[i] for i in modes))
+
+
+# -------------------------------------------------------------------- which team
+
+
+def find_teams(
+    params: Sequence[Tensor],
+    group: dist.ProcessGroup | None,
+    known: dict[dist.ProcessGroup | DeviceMesh, Team],
+) -> dict[Tensor, Team]:
+    """The ranks that share the work on each parameter; those not listed are worked on here.
+
+    A team is made once: `known` keeps it.
+    """
+    found = {}
+    for p in params:
+        mesh = mesh_of(p) if is_sharded(p) else None
+        key = group if mesh is None else mesh
+        if key is None or (mesh is not None and mesh.size() == 1):
+            continue
+        if key not in known:
+            known[key] = Team.of_mesh(mesh) if mesh is not None else Team(key)  # type: ignore
+        found[p] = known[key]
+    return found
+
+
+def mesh_of(p: Tensor) -> DeviceMesh:
+    """The mesh of a DTensor parameter; refused if this library can do nothing with it."""
+    assert isinstance(p, DTensor)
+    if p.device_mesh.get_coordinate() is None:
+        raise ValueError(
+            f"a parameter of shape {tuple(p.shape)} lies on {p.device_mesh}, to which rank "
+            f"{dist.get_rank()} does not belong; give the optimizer of each rank only parameters "
+            "that it has a part in"
+        )
+    for placement in p.placements:
+        if not isinstance(placement, Shard | StridedShard | Replicate):
+            raise ValueError(
+                f"a parameter of shape {tuple(p.shape)} has the placement {placement!r}; it must "
+                "be sharded or replicated: redistribute it before building the optimizer"
+            )
+    return p.device_mesh
+
+
+def check_meshes(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
+    """Refuse meshes of which some ranks know one and others know both.
+
+    Slices of one mesh are there on all of its ranks. With anything else, ranks that have no part in
+    a parameter would raise, or not have it, and the others would wait for them. Every rank sees
+    the same parameters, so all raise the same without asking.
+    """
+    meshes: dict[DeviceMesh, Tensor] = {}
+    for p in params:
+        if isinstance(p, DTensor):
+            meshes.setdefault(p.device_mesh, p)
+    known = [(p, root_ranks(mesh)) for mesh, p in meshes.items()]
+    for p, ranks in known:
+        first, expected = known[0]
+        if ranks != expected:
+            raise ValueError(
+                f"{called(first, names)} lies on a mesh cut from the ranks {expected}, and "
+                f"{called(p, names)} on one cut from {ranks}; the meshes of an optimizer must have "
+                "the same ranks or be slices of one mesh: slice one init_device_mesh, or build an "
+                "optimizer for each mesh, on its ranks only"
+            )

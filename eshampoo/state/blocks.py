@@ -1,0 +1,212 @@
+"""Blocks of parameters, the parts in which they are worked on, and the route of their gradients."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from math import prod
+from typing import NamedTuple, Protocol, final
+
+import torch
+from torch import Tensor
+
+from .state import State
+
+Box = tuple[slice, ...]
+"""A rectangle in a parameter: one slice per dimension, with start and stop."""
+
+Failure = tuple[Tensor, int, int]
+"""Parameter, mode, and how often in a row no basis could be computed for this factor."""
+
+THREAD_BYTES = 1 << 20
+"""Stacks are worked on in parts of about this size per thread, to stay in the cache of a CPU …"""
+PART_BYTES = 1 << 28
+"""… or of this size on other devices, to bound the transient memory."""
+
+
+class Block(NamedTuple):
+    """One block of one parameter."""
+
+    parameter: Tensor
+    number: int  # among the blocks of its parameter
+    total: int  # number of blocks of its parameter
+    box: Box
+    shape: tuple[int, ...]  # with merged dimensions
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A view of this block in a tensor that lies like the parameter."""
+        held = local(tensor)
+        return held if self.total == 1 else held[self.box]
+
+    def unmerged(self, row: Tensor) -> Tensor:
+        """What belongs to this block in a row of a stack, with the dimensions of the parameter."""
+        shape = extent(self.box)
+        if row.shape == shape:
+            return row
+        size = prod(shape)
+        return (row if row.numel() == size else row[:size]).view(shape)
+
+
+def extent(box: Box) -> tuple[int, ...]:
+    """The shape of a rectangle."""
+    return tuple(span.stop - span.start for span in box)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a DTensor. None exists where their module, slow to import, was not needed."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def called(p: Tensor, names: Mapping[Tensor, str]) -> str:
+    """What a message calls a parameter."""
+    shape = f"shape {tuple(p.shape)}"
+    return f"parameter {names[p]!r} ({shape})" if p in names else f"a parameter of {shape}"
+
+
+def by_parameter(blocks: Sequence[Block]) -> dict[Tensor, list[int]]:
+    """Where the blocks of each parameter stand: a run."""
+    found: dict[Tensor, list[int]] = {}
+    for number, block in enumerate(blocks):
+        found.setdefault(block.parameter, []).append(number)
+    return found
+
+
+# -------------------------------------------------------------------- parts
+
+
+def together(size: int, device: torch.device) -> int:
+    """How many blocks of `size` bytes are worked on at a time.
+
+    On a CPU every thread gets the same number of them: a batch of products runs side by side, one
+    product per thread.
+    """
+    if device.type == "cpu":
+        return max(1, THREAD_BYTES // max(1, size)) * torch.get_num_threads()
+    return max(1, PART_BYTES // max(1, size))
+
+
+class Part:
+    """Blocks of a bucket that are worked on together, and views of their state, made once."""
+
+    def __init__(self, state: State, blocks: Sequence[Block], start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+        self.state = state.narrow(start, stop)
+        self.blocks = blocks[start:stop]
+        self.shapes = [extent(block.box) for block in self.blocks]
+        sizes, room = [prod(shape) for shape in self.shapes], prod(state.exp_avg.shape[1:])
+        # Vectors that are shorter than the rows of their stack have zeros behind them.
+        self.padded = any(size < room for size in sizes)
+        self.lengths = [length for size in sizes for length in (size, room - size)]
+        self._buffer: Tensor | None = None
+
+    def buffer(self, stays: bool) -> Tensor:
+        """Memory for the gradients; getting it anew at every step costs a CPU 3 % of the step."""
+        found = torch.empty_like(self.state.exp_avg) if self._buffer is None else self._buffer
+        self._buffer = found if stays else None
+        return found
+
+    def rows(self, X: Tensor) -> list[Tensor]:
+        """What belongs to each block in a stack, as it lies in the parameter."""
+        # One operation for all: vector, rest, vector, rest, …
+        rows = torch.split(X.view(-1), self.lengths)[::2] if self.padded else X.unbind(0)
+        pairs = zip(rows, self.shapes, strict=True)
+        return [row if row.shape == shape else row.view(shape) for row, shape in pairs]
+
+
+class Route(Protocol):
+    """How gradients come to the blocks of a bucket, and how updates come to the parameters."""
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of the bucket, on whatever rank they are worked on."""
+
+    @property
+    def mine(self) -> Sequence[int]:
+        """Which of them are worked on here."""
+
+    @property
+    def team(self) -> object:
+        """The ranks that share the work; None: nobody else."""
+
+    def present(self) -> list[bool]:
+        """Which of the blocks here may have a gradient."""
+
+    def start(self) -> None:
+        """Gradients leave."""
+
+    def gather(self, part: Part, here: list[bool], stays: bool) -> tuple[Tensor, Tensor | None]:
+        """The gradients of a part, and which of its blocks have one; None: all."""
+
+    def deliver_(
+        self, part: Part, U: Tensor, pace: Tensor, moving: Tensor, here: list[bool], decay: float
+    ) -> None:
+        """Take updates: W ← W + pace (U + λW), with λ = `decay`, for the blocks that move."""
+
+    def depart(self, unfinished: bool) -> bool:
+        """Finished updates leave; False if they are not finished, unless they leave like that."""
+
+    def arrive_(self, decay: float | Tensor) -> None:
+        """Updates arrive at the parameters, which shrink by `decay`."""
+
+    def add_up_(self, totals: Tensor) -> None:
+        """Sum over the ranks that share the work."""
+
+    def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]:
+        """What a checkpoint holds of a stack, per parameter; small state goes to every rank."""
+
+
+@final
+class Local:
+    """The route in one process: gradients and parameters are at hand."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        self.blocks, self.mine = blocks, range(len(blocks))
+        self.team = None
+
+    def present(self) -> list[bool]:
+        """Which of the blocks have a gradient."""
+        return [block.parameter.grad is not None for block in self.blocks]
+
+    def start(self) -> None:
+        """Gradients stay."""
+
+    def gather(self, part: Part, here: list[bool], stays: bool) -> tuple[Tensor, Tensor | None]:
+        """Write the gradients of the blocks that have one into a stack; zero elsewhere."""
+        G, whole = part.buffer(stays), all(here)
+        if part.padded or not whole:
+            G.zero_()
+        rows, blocks = list(compress(part.rows(G), here)), compress(part.blocks, here)
+        grads = [block.of(g) for block in blocks if (g := block.parameter.grad) is not None]
+        torch._foreach_copy_(rows, grads)
+        # Where all blocks have one, nothing is copied to the device.
+        return G, None if whole else torch.tensor(here, device=G.device)
+
+    def deliver_(
+        self, part: Part, U: Tensor, pace: Tensor, moving: Tensor, here: list[bool], decay: float
+    ) -> None:
+        """Move the parameters at once."""
+        updates = list(compress(part.rows(U), here))
+        weights = [block.of(block.parameter) for block in compress(part.blocks, here)]
+        if decay != 0:
+            torch._foreach_add_(updates, weights, alpha=decay)
+        U.view(len(U), -1).mul_(pace)
+        torch._foreach_add_(weights, updates)
+
+    def depart(self, unfinished: bool) -> bool:
+        """Updates are where they belong."""
+        return True
+
+    def arrive_(self, decay: float | Tensor) -> None:
+        """Updates have arrived."""
+
+    def add_up_(self, totals: Tensor) -> None:
+        """Nobody else has anything to add."""
+
+    def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]:
+        """Copies without the rest of the stack."""
+        return {p: stack[n[0] : n[-1] + 1].clone() for p, n in by_parameter(self.blocks).items()}

@@ -1,0 +1,176 @@
+"""Buckets: blocks of the same shape share one tensor per kind of state."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..methods import Method
+from ..options import Options
+from .blocks import Local, Part, Route, by_parameter, together
+from .state import Counters, State
+
+
+class Bucket:
+    """Blocks of one param group with the same row of the table, shape, modes, dtype and device.
+
+    Of blocks whose work is shared, a bucket holds those that this rank owns; there may be none.
+    """
+
+    def __init__(
+        self,
+        group: int,
+        method: Method,
+        options: Options,
+        shape: tuple[int, ...],
+        modes: tuple[int, ...],
+        route: Route,
+        like: Tensor,
+    ) -> None:
+        self.group, self.method, self.shape, self.modes = group, method, shape, modes
+        self.route = route
+        self.elementwise = not modes  # whole parameters without a basis: their state lies like them
+        self.blocks = [route.blocks[number] for number in route.mine]
+        count = len(self.blocks)
+        keeps = method.keeps(options)
+        self.state = State.zeros(method.home, keeps, method.start, count, shape, modes, like)
+        self.counters = Counters(count, len(modes))
+        # The host's idea of t: never behind the device, which does not count skipped gradients.
+        self.clock = [method.start] * count
+        self.skipped = [0] * count  # as of the last time that the host read anything
+        # Of each parameter, its blocks in the route and, a run, their positions in the stacks here.
+        self.numbers = by_parameter(route.blocks)
+        self.positions = by_parameter(self.blocks)
+        self.several = any(block.total > 1 for block in route.blocks)  # of one parameter
+        self.suffixes: Mapping[Tensor, str] = {}
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters with blocks in this bucket, here or elsewhere."""
+        return list(self.numbers)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of a block."""
+        return self.state.exp_avg.element_size() * prod(self.shape)
+
+    @property
+    def memory(self) -> tuple[torch.device, torch.dtype]:
+        """Where the state is and what it consists of."""
+        return self.state.step.device, self.state.step.dtype
+
+    def parts(self) -> list[Part]:
+        """The blocks, some at a time."""
+        count, blocks = together(self.nbytes, self.state.step.device), len(self.blocks)
+        starts = range(0, blocks, count)
+        return [Part(self.state, self.blocks, i, min(i + count, blocks)) for i in starts]
+
+    # ---------------------------------------------------------------- what users see
+
+    def named(self) -> dict[str, Tensor]:
+        """Everything that is kept about the blocks, by name."""
+        return self.state.named() | self.counters.named()
+
+    def named_as(self, name: str, p: Tensor) -> str:
+        """The name of an entry in `state[p]`.
+
+        A parameter with ragged blocks is in several buckets; the entries of its second, third, …
+        bucket carry a number.
+        """
+        return name + self.suffixes.get(p, "")
+
+    def views(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Per parameter, its views of every stack; those without a basis look like torch's."""
+        named = self.named()
+        for p, positions in self.positions.items():
+            run = slice(positions[0], positions[-1] + 1)
+            views = {name: stack[run] for name, stack in named.items()}
+            if self.elementwise:
+                block = self.blocks[positions[0]]
+                views = {
+                    name: block.unmerged(view[0]) if view.dim() > 1 else view.view(())
+                    for name, view in views.items()
+                }
+            yield p, {self.named_as(name, p): view for name, view in views.items()}
+
+    # ---------------------------------------------------------------- state that was written
+
+    def reset_(self) -> None:
+        """Back to the state before the first gradient."""
+        for stack in self.named().values():
+            stack.zero_()
+        self.state.step.fill_(float(self.method.start))
+        for by_mode in (self.state.bases, self.state.roots):
+            for stack in by_mode.values():
+                stack.copy_(torch.eye(stack.shape[1], dtype=stack.dtype, device=stack.device))
+
+    def set_clock(self) -> None:
+        """Let the host know t after the state was written."""
+        self.clock = [int(t) for t in self.state.step.tolist()]
+        self.skipped = [int(count) for count in self.state.skipped.tolist()]
+        self.counters.history.clear()
+
+
+class Batch(NamedTuple):
+    """Parts that are admitted to a step together: what is known per block is computed once.
+
+    Small operations take as long on one block as on a thousand.
+    """
+
+    step: Tensor  # [N], of all their blocks
+    skipped: Tensor  # [N]
+    parts: list[tuple[Bucket, Part]]
+
+    def alone(self) -> "list[Batch]":
+        """Every part as a batch of its own."""
+        return [Batch(p.state.step, p.state.skipped, [(b, p)]) for b, p in self.parts]
+
+
+def suffix_(buckets: Sequence[Bucket]) -> None:
+    """Number the buckets of each parameter that has blocks in several."""
+    seen: dict[Tensor, int] = defaultdict(int)
+    for bucket in buckets:
+        bucket.suffixes = {p: f".{seen[p]}" for p in bucket.parameters if seen[p]}
+        for p in bucket.parameters:
+            seen[p] += 1
+
+
+def batches(buckets: Sequence[Bucket]) -> list[Batch]:
+    """Cut the buckets of one param group into parts, and join the parts that are small."""
+    joint: dict[tuple[Any, ...], list[Bucket]] = defaultdict(list)
+    for bucket in buckets:
+        # Coefficients differ by these; gradients from other ranks arrive bucket by bucket.
+        alone = None if isinstance(bucket.route, Local) else bucket
+        key = bucket.method, bucket.memory, bucket.state.exp_avg_sq is None, alone
+        joint[key].append(bucket)
+    found: list[Batch] = []
+    for same in joint.values():
+        # From now on the counts of neighbours lie next to each other.
+        step = torch.cat([bucket.state.step for bucket in same])
+        skipped = torch.cat([bucket.state.skipped for bucket in same])
+        sizes = [len(bucket.blocks) for bucket in same]
+        counts = zip(same, torch.split(step, sizes), torch.split(skipped, sizes), strict=True)
+        for bucket, its_step, its_skipped in counts:
+            bucket.state.step, bucket.state.skipped = its_step, its_skipped
+        found += _joined(same, step, skipped)
+    return found
+
+
+def _joined(same: Sequence[Bucket], step: Tensor, skipped: Tensor) -> list[Batch]:
+    """Batches of parts that are next to each other and small enough to be admitted together."""
+    room, sizes = together(1, step.device), [0]
+    joined: list[list[tuple[Bucket, Part]]] = [[]]
+    for bucket in same:
+        for part in bucket.parts():
+            nbytes = (part.stop - part.start) * bucket.nbytes
+            if joined[-1] and sizes[-1] + nbytes > room:
+                joined.append([])
+                sizes.append(0)
+            joined[-1].append((bucket, part))
+            sizes[-1] += nbytes
+    counts = [sum(part.stop - part.start for _, part in parts) for parts in joined]
+    steps, skips = torch.split(step, counts), torch.split(skipped, counts)
+    return [Batch(*views) for views in zip(steps, skips, joined, strict=True)]

@@ -1,0 +1,128 @@
+"""How a parameter is cut into blocks: drop dimensions of 1, merge small ones, split large ones."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+
+from torch import Tensor
+
+from ..options import Options
+from .blocks import Block, Box, called, extent, local
+
+Sides = tuple[list[list[int]], tuple[int, ...]]
+"""The dimensions of a parameter that each mode of its blocks joins, and the modes with a basis."""
+
+OPTIMAL_LIMIT = 4096
+"""Largest block for correction="optimal", which keeps a matrix of that size squared."""
+
+
+# -------------------------------------------------------------------- sides
+
+
+def every_side(shape: Sequence[int], o: Options) -> Sides:
+    """Every dimension above 1 is a mode with a basis, small neighbours are merged if asked."""
+    if plain(shape, o):
+        return no_side(shape, o)
+    large = [[dim] for dim, size in enumerate(shape) if size != 1]
+    joined = merge(shape, o.max_dim) if o.merge_dims else large
+    modes = tuple(range(len(joined)))
+    if o.oversize == "identity":
+        modes = tuple(i for i in modes if prod(shape[dim] for dim in joined[i]) <= o.max_dim)
+    return joined, modes
+
+
+def one_side(shape: Sequence[int], o: Options) -> Sides:
+    """The whole parameter is one mode."""
+    numel = prod(shape)
+    if plain(shape, o):
+        return no_side(shape, o)
+    if numel > o.max_dim:
+        raise ValueError(
+            f"a parameter of shape {tuple(shape)} has {numel} elements; FullMatrixAdam keeps a "
+            f"matrix of that size squared and takes at most max_dim={o.max_dim}. Raise max_dim, "
+            f"give the parameter matrices='adam', or use EShampoo"
+        )
+    return [list(range(len(shape)))], (0,)
+
+
+def no_side(shape: Sequence[int], o: Options) -> Sides:
+    """No mode has a basis: element-wise."""
+    return [list(range(len(shape)))], ()
+
+
+def plain(shape: Sequence[int], o: Options) -> bool:
+    """Whether a parameter of this shape has no basis at all."""
+    rule = o.vectors if len(shape) == 1 else o.matrices
+    return all(size == 1 for size in shape) or rule == "adam"
+
+
+# -------------------------------------------------------------------- cutting
+
+
+def cut(p: Tensor, sides: Sides, o: Options, names: Mapping[Tensor, str]) -> list[Block]:
+    """The blocks of a parameter; element-wise work is done on what this rank holds of it."""
+    joined, modes = sides
+    if not modes:
+        held = local(p)  # it may be empty, but a checkpoint wants an entry on every rank
+        return [Block(p, 0, 1, _whole(held.shape), (padded(held.numel()),))]
+    pieces = [[span] for span in _whole(p.shape)]
+    if o.oversize == "split":
+        # What was merged is not larger than max_dim, so only dimensions that stand alone are split.
+        for dims in joined:
+            if len(dims) == 1:
+                pieces[dims[0]] = split(p.shape[dims[0]], o.max_dim)
+    boxes = list(product(*pieces))
+    shapes = [tuple(prod(extent(box)[dim] for dim in dims) for dims in joined) for box in boxes]
+    for shape in shapes:
+        if o.correction == "optimal" and len(shape) > 1 and prod(shape) > OPTIMAL_LIMIT:
+            raise ValueError(
+                f"correction='optimal' keeps a full matrix per block and takes blocks of at "
+                f"most {OPTIMAL_LIMIT} elements; {called(p, names)} has one of shape "
+                f"{shape}. Lower max_dim, or use 'basis_aware'"
+            )
+    numbered = enumerate(zip(boxes, shapes, strict=True))
+    return [Block(p, number, len(boxes), box, shape) for number, (box, shape) in numbered]
+
+
+def _whole(shape: Sequence[int]) -> Box:
+    return tuple(slice(0, size) for size in shape)
+
+
+def padded(numel: int) -> int:
+    """The length of the stack that a vector is in: short ones of similar length share one.
+
+    >>> [padded(numel) for numel in (10, 192, 256, 384, 5000)]
+    [256, 256, 256, 512, 5000]
+    """
+    return numel if numel > 4096 else max(256, 1 << (numel - 1).bit_length())
+
+
+def merge(shape: Sequence[int], max_dim: int) -> list[list[int]]:
+    """Neighbouring dimensions to join, from the last backwards, while the product is ≤ max_dim.
+
+    >>> merge((6, 4, 3, 3), 16)  # becomes (6, 4, 9)
+    [[0], [1], [2, 3]]
+    >>> merge((20, 1, 30), 1024)  # becomes (600,)
+    [[0, 2]]
+    """
+    joined: list[list[int]] = []
+    size = 0
+    for dim in reversed(range(len(shape))):
+        if shape[dim] == 1:
+            continue
+        if joined and size * shape[dim] <= max_dim:
+            joined[0].insert(0, dim)
+            size *= shape[dim]
+        else:
+            joined.insert(0, [dim])
+            size = shape[dim]
+    return joined
+
+
+def split(size: int, max_dim: int) -> list[slice]:
+    """Cut a dimension at multiples of max_dim, the last piece ragged.
+
+    >>> split(40, 16)
+    [slice(0, 16, None), slice(16, 32, None), slice(32, 40, None)]
+    """
+    return [slice(start, min(start + max_dim, size)) for start in range(0, size, max_dim)]

@@ -1,0 +1,181 @@
+"""The state of stacked blocks, as tensors, and what the host counts of their factors.
+
+Legend: N blocks of shape (d_1, …, d_k); dictionaries are keyed by mode; M̃ momentum, D scale, L_i
+factors, Q_i bases, Λ̂_i = Q_iᵀ L_i Q_i.
+"""
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..math.linalg import Matrices, diagonal, off_diagonal
+
+Home = Literal["eigenbasis", "parameters"]
+"""Where a state lives: M̃ and the factors already rotated, or as they are, with cached roots."""
+
+HISTORY = 1000
+"""How many checks of a factor are remembered with record=True."""
+
+
+@dataclass
+class State:
+    """One tensor per kind of state. What depends on its home is here and nowhere else."""
+
+    home: Home
+    step: Tensor  # [N]: t
+    skipped: Tensor  # [N]: gradients that were not finite
+    exp_avg: Tensor  # [N, d_1, …, d_k]: M̃, or M
+    exp_avg_sq: Tensor | None  # [N, d_1, …, d_k]: D, or the second moment of the grafting method
+    factors: dict[int, Tensor]  # [N, d_i, d_i]: Λ̂_i, or L_i
+    bases: dict[int, Tensor]  # [N, d_i, d_i]: Q_i
+    roots: dict[int, Tensor]  # [N, d_i, d_i]: L_i^{-p}, where M is not rotated
+    full: Tensor | None  # [N, ∏d, ∏d]: QᵀAQ, for correction="optimal"
+
+    @classmethod
+    def zeros(
+        cls,
+        home: Home,
+        keeps: tuple[str, ...],  # names of what the scale keeps
+        start: int,  # t before the first gradient
+        count: int,
+        shape: tuple[int, ...],
+        modes: tuple[int, ...],
+        like: Tensor,
+    ) -> "State":
+        """The state before the first gradient: everything zero, Q = I."""
+        numel = prod(shape)
+
+        def eyes() -> dict[int, Tensor]:
+            return {
+                i: torch.eye(shape[i], dtype=like.dtype, device=like.device).repeat(count, 1, 1)
+                for i in modes
+            }
+
+        return cls(
+            home,
+            step=like.new_full((count,), float(start)),
+            skipped=like.new_zeros(count),
+            exp_avg=like.new_zeros(count, *shape),
+            exp_avg_sq=like.new_zeros(count, *shape) if "exp_avg_sq" in keeps else None,
+            factors={i: like.new_zeros(count, shape[i], shape[i]) for i in modes},
+            bases=eyes(),
+            roots=eyes() if home == "parameters" else {},
+            # With one mode, A is the factor itself.
+            full=like.new_zeros(count, numel, numel)
+            if "full_matrix" in keeps and len(shape) > 1
+            else None,
+        )
+
+    # ---------------------------------------------------------------- home
+
+    @cached_property
+    def inward(self) -> tuple[Matrices, Matrices]:
+        """What takes a gradient to where the state lives, and its transposes."""
+        return (self.bases, self.transposed) if self.home == "eigenbasis" else ({}, {})
+
+    @cached_property
+    def outward(self) -> tuple[Matrices, Matrices]:
+        """What takes an update back to the parameters; roots, which are symmetric, on the way."""
+        home = self.home == "eigenbasis"
+        return (self.transposed, self.bases) if home else (self.roots, self.roots)
+
+    def in_basis(self) -> "State":
+        """This state with Λ̂ for factors: at hand if it lives in the eigenbasis."""
+        if self.home == "eigenbasis":
+            return self
+        turned = {
+            i: torch.bmm(self.transposed[i], torch.bmm(self.factors[i], Q))
+            for i, Q in self.bases.items()
+        }
+        return replace(self, factors=turned)
+
+    @property
+    def turning(self) -> list[Tensor]:
+        """The stacks of blocks that turn with a basis."""
+        return [self.exp_avg] if self.home == "eigenbasis" else []
+
+    # ---------------------------------------------------------------- views
+
+    @cached_property
+    def transposed(self) -> dict[int, Tensor]:
+        """Views Q_iᵀ."""
+        return {mode: Q.transpose(1, 2) for mode, Q in self.bases.items()}
+
+    @cached_property
+    def diagonals(self) -> dict[int, Tensor]:
+        """Views diag Λ̂_i [N, d_i]."""
+        return {mode: diagonal(A) for mode, A in self.factors.items()}
+
+    @cached_property
+    def off_diagonals(self) -> dict[int, Tensor]:
+        """Views of the rest of Λ̂_i [N, d_i − 1, d_i]."""
+        return {mode: off_diagonal(A) for mode, A in self.factors.items()}
+
+    def named(self) -> dict[str, Tensor]:
+        """Every stack under the name that it has in `state[p]`."""
+        named = {"step": self.step, "skipped": self.skipped, "exp_avg": self.exp_avg}
+        if self.exp_avg_sq is not None:
+            named["exp_avg_sq"] = self.exp_avg_sq
+        by_mode = {"factor": self.factors, "basis": self.bases, "root": self.roots}
+        for name, stacks in by_mode.items():
+            named |= {f"{name}_{mode}": stack for mode, stack in stacks.items()}
+        if self.full is not None:
+            named["full_matrix"] = self.full
+        return named
+
+    def narrow(self, start: int, stop: int) -> "State":
+        """Views of the blocks from `start` to `stop`."""
+        run = slice(start, stop)
+
+        def view(value: Any) -> Any:  # noqa: ANN401 - of a field: a tensor, some by mode, or neither
+            if isinstance(value, dict):
+                return {mode: stack[run] for mode, stack in value.items()}
+            return value[run] if isinstance(value, Tensor) else value
+
+        return State(*(view(getattr(self, f.name)) for f in fields(self)))
+
+
+class Counters:
+    """What the host knows of each factor of N blocks.
+
+    Plain arrays, quick to read and write one entry at a time at [block * modes + k]; `named` shows
+    the same memory as tensors [N, modes].
+    """
+
+    def __init__(self, count: int, modes: int) -> None:
+        self.shape = (count, modes)
+        self.checks, self.computations, self.failures = (
+            array("q", bytes(8 * count * modes + 8)) for _ in range(3)
+        )  # one entry too many, because a tensor cannot share an empty array
+        self.criterion, self.work = (array("d", bytes(8 * count * modes + 8)) for _ in range(2))
+        self.history: dict[int, deque[tuple[int, float, bool]]] = {}
+
+    def named(self) -> dict[str, Tensor]:
+        """The counters under the names that they have in `state[p]`; none without factors."""
+        arrays: dict[str, array[int] | array[float]] = {
+            "basis_checks": self.checks,
+            "basis_computations": self.computations,
+            "basis_failures": self.failures,
+            "criterion": self.criterion,
+            "basis_work": self.work,
+        }
+        dtypes = {"q": torch.int64, "d": torch.float64}
+        return {
+            name: torch.frombuffer(values, dtype=dtypes[values.typecode])[:-1].view(self.shape)
+            for name, values in arrays.items()
+            if self.shape[1] > 0
+        }
+
+    def checked(self, position: int) -> bool:
+        """Whether the block has a basis: before its first check, Shampoo's graft works alone."""
+        return self.checks[position * self.shape[1]] > 0
+
+    def remember(self, entry: int, check: tuple[int, float, bool]) -> None:
+        """Add (step, criterion, computed?) to the bounded history of a factor."""
+        self.history.setdefault(entry, deque(maxlen=HISTORY)).append(check)

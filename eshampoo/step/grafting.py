@@ -1,0 +1,85 @@
+"""Learning-rate grafting: the direction of one method with the norm of another (Eq. grafting).
+
+Norms are taken per block, or per parameter: then they are summed over the blocks of a parameter,
+wherever those are, before any of them can move.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..math.linalg import average_, per_block
+from ..options import Options
+from ..state.blocks import Part
+from ..state.bucket import Bucket
+from ..state.state import State
+from .phases import Coefficients, bias, look_ahead, share
+from .task import Compared, Task
+
+
+def compare_(
+    task: Task, part: Part, U: Tensor, G: Tensor, c: Coefficients
+) -> tuple[Tensor, Tensor]:
+    """The update, and the squared norms [2, N] of the grafting method's update and of itself.
+
+    Without a basis yet, the grafting method takes the step alone.
+    """
+    graft = direction_(part.state, G, c, task.options)
+    counters = task.bucket.counters
+    checked = [counters.checked(position) for position in range(part.start, part.stop)]
+    if not any(checked):
+        U = graft
+    elif not all(checked):
+        U = torch.where(per_block(torch.tensor(checked, device=U.device), U), U, graft)
+    return U, torch.stack([squared_norms(graft), squared_norms(U)])
+
+
+def direction_(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:
+    """The update of the grafting method, from the same momentum as Shampoo's own."""
+    M, bias1 = look_ahead(s.exp_avg, G, o), per_block(c.bias1, G)
+    if s.exp_avg_sq is None:
+        return M / bias1
+    beta = 1.0 if o.graft == "adagrad" else o.betas[1]
+    average_(s.exp_avg_sq, G.square(), beta, per_block(share(beta, c.moving), G))
+    t = s.step.clamp_min(1.0)
+    correction = bias(o.betas[1], t) if o.graft == "adam" else torch.ones_like(t)
+    D = s.exp_avg_sq / per_block(correction, s.exp_avg_sq)
+    return M / (bias1 * (D.sqrt() + o.eps))
+
+
+def squared_norms(U: Tensor) -> Tensor:
+    """‖U‖_F² per block."""
+    return U.flatten(1).square().sum(1)
+
+
+def rescale_(U: Tensor, norms: Tensor) -> None:
+    """U ← U ‖U_graft‖ / ‖U‖ with the given squared norms [2, N]."""
+    ratio = torch.where(norms[1] > 0, norms[0] / norms[1], torch.zeros_like(norms[0])).sqrt()
+    U.mul_(per_block(ratio, U))
+
+
+def sum_over_parameters_(tasks: Sequence[Task], compared: Sequence[Compared]) -> None:
+    """Replace the norms [2, N] of blocks by those of their whole parameters.
+
+    `tasks` are all that take part, the same on every rank, also where there is no norm to add.
+    """
+    places: dict[Any, list[Bucket]] = {}
+    for task in tasks:
+        bucket = task.bucket
+        places.setdefault((bucket.route.team, *bucket.memory), []).append(bucket)
+    for here in places.values():
+        params = dict.fromkeys(p for bucket in here for p in bucket.parameters)
+        numbers = {p: number for number, p in enumerate(params)}
+        totals = here[0].state.step.new_zeros(2, len(numbers))
+        summed = []
+        for (task, part, _, _), norms in compared:
+            if task.bucket in here:
+                numbered = [numbers[block.parameter] for block in part.blocks]
+                columns = torch.tensor(numbered, device=totals.device)
+                totals.index_add_(1, columns, norms)
+                summed.append((columns, norms))
+        here[0].route.add_up_(totals)
+        for columns, norms in summed:
+            norms.copy_(totals[:, columns])

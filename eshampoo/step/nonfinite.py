@@ -1,0 +1,138 @@
+"""Gradients that are not finite, or cannot be used: refused, left out of the step, or reported."""
+
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..math.linalg import per_block
+from ..options import Options
+from ..state.blocks import called, local
+from ..state.bucket import Bucket
+
+if TYPE_CHECKING:
+    from ..ranks.team import Team
+
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+"""Whole numbers as wide as those of the state."""
+
+MISSING, NOT_FINITE = 2, 1
+"""What ranks say of the gradient of a parameter, beside 0 for "fine"."""
+
+
+def admit_(
+    step: Tensor,  # [N]
+    skipped: Tensor,  # [N]
+    grads: Sequence[Tensor],  # stacks of N blocks in all
+    present: Tensor | None,  # [N]: which of them have a gradient; None: all
+    o: Options,
+) -> Tensor:
+    """Zero the gradients that are not finite, count the step of the others: `live` [N].
+
+    A gradient whose squares overflow is not finite either; one whose squares vanish is zero, so
+    that it leaves no denormal numbers, which processors are slow with. The host reads nothing.
+    """
+    live = torch.ones_like(step) if present is None else present.to(step.dtype)
+    if o.nonfinite == "skip":
+        norms = [torch.linalg.vector_norm(G.flatten(1), dim=1) for G in grads]
+        norm = torch.cat(norms) if len(norms) > 1 else norms[0]
+        finite = norm < math.inf  # NaN is not
+        some = norm > math.sqrt(torch.finfo(norm.dtype).tiny)
+        # Of the bits, because 0 · NaN is NaN; masked_fill_ takes five times as long.
+        bits = BITS[norm.dtype]
+        keep = (finite & some).to(bits).split([len(G) for G in grads])
+        for G, kept in zip(grads, keep, strict=True):
+            G.view(bits).flatten(1).mul_(kept.unsqueeze(1))
+        skipped.add_(live > finite)
+        live.mul_(finite)
+    step.add_(live)
+    return live
+
+
+def believe_(G: Tensor, present: Tensor | None, verdicts: Tensor) -> Tensor:
+    """What is wrong with a gradient on another rank is wrong here; which blocks have one [N]."""
+    there = verdicts != MISSING
+    G.masked_fill_(per_block(verdicts == NOT_FINITE, G), torch.nan)
+    return there if present is None else present & there
+
+
+def verdicts_of(bucket: Bucket, verdicts: Mapping[Tensor, Tensor]) -> Tensor | None:
+    """What all ranks say of the gradients of a bucket [N]; None if nobody was asked."""
+    if not any(block.parameter in verdicts for block in bucket.blocks):
+        return None
+    fine = torch.zeros((), dtype=torch.int32, device=bucket.state.step.device)
+    return torch.stack([verdicts.get(block.parameter, fine) for block in bucket.blocks])
+
+
+def ask(
+    voters: "Mapping[Team, Sequence[tuple[int, Tensor]]]", options: Sequence[Options]
+) -> dict[Tensor, Tensor]:
+    """What all ranks say of the gradients of sharded parameters without a basis."""
+    verdicts: dict[Tensor, Tensor] = {}
+    for team, entries in voters.items():
+        params = [p for index, p in entries if options[index].nonfinite == "skip"]
+        if params:
+            verdicts |= zip(params, team.vote(params).unbind(0), strict=True)
+    return verdicts
+
+
+def check_gradients(
+    groups: Sequence[Mapping[str, Any]],
+    options: Sequence[Options],
+    teams: "Mapping[Tensor, Team]",
+    names: Callable[[], Mapping[Tensor, str]],
+) -> None:
+    """Refuse gradients that cannot be used, before anything has changed."""
+    watched: dict[Team | None, list[Tensor]] = defaultdict(list)
+    for group, o in zip(groups, options, strict=True):
+        for p in group["params"]:
+            grad, team = p.grad, teams.get(p)
+            if o.nonfinite == "raise" and p.numel() > 0 and (grad is not None or team):
+                watched[team].append(p)
+            if grad is not None and (grad.is_sparse or grad.is_complex()):
+                kind = "sparse" if grad.is_sparse else "complex"
+                raise RuntimeError(
+                    f"the gradient of {called(p, names())} is {kind}; gradients must be "
+                    "dense and real: use sparse=False in the embedding, or another optimizer "
+                    "for this parameter"
+                )
+    bad = [p for team, params in watched.items() for p in _infinite(params, team)]
+    if bad:
+        listed = ", ".join(called(p, names()) for p in bad)
+        raise FloatingPointError(
+            f"the gradient of {listed} has NaN or Inf; nothing was changed. Find the "
+            "cause, or set nonfinite='skip' to leave such blocks out of the step"
+        )
+
+
+def _infinite(params: Sequence[Tensor], team: "Team | None") -> list[Tensor]:
+    """The parameters whose gradient has NaN or Inf; all ranks of a team find the same."""
+    if team is None:
+        grads = [local(p.grad) for p in params if p.grad is not None]
+        norms = torch._foreach_norm(grads, float("inf"))
+        wrong = (~torch.stack([norm.float().cpu() for norm in norms]).isfinite()).tolist()
+    else:
+        wrong = (team.vote(params, float("inf")) == NOT_FINITE).tolist()
+    return [p for p, is_wrong in zip(params, wrong, strict=True) if is_wrong]
+
+
+def newly_skipped(bucket: Bucket, counts: Sequence[float]) -> list[Tensor]:
+    """The parameters whose gradients were skipped since the last time that the host read counts."""
+    now = [int(count) for count in counts]
+    blocks = zip(bucket.blocks, now, bucket.skipped, strict=True)
+    bucket.skipped, found = now, [block.parameter for block, n, before in blocks if n > before]
+    return found
+
+
+def warn_of(skipped: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
+    """Tell the user of gradients that were left out."""
+    bad = ", ".join(called(p, names) for p in skipped)
+    warnings.warn(
+        f"the gradient of {bad} had NaN or Inf; such blocks stand still for the step. "
+        "basis_report() goes on counting them, without another warning",
+        stacklevel=4,
+    )

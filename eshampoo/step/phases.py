@@ -1,0 +1,313 @@
+"""The paper's lines: what a step computes, on stacks of blocks.
+
+    coefficients   the numbers of Algorithm 2 that depend on t
+    observe_       G̃ = Q_LᵀGQ_R, and the factors see it
+    direction_     momentum and scale see G̃; U, back in parameter space (Lemma 1)
+    change_basis_  Q ← QV, and the state moves along
+
+In what the methods differ is an argument: a cell of the table in `methods.py`. The cells of
+EShampoo are here, those of Shampoo and KL-Shampoo in `eigenvalues.py`.
+
+Legend: G gradient, G̃ the gradient where the state lives, M̃ momentum, D scale, L, R factors, Λ̂ a
+factor in its basis, Q basis, V change of basis, t step; all stacked on a leading N. `live` [N] is 1
+for the blocks that take part in this step, and 0 for those that keep every bit of their state.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..math.linalg import average_, average_gram_, diagonal, per_block, rotate_, take, turn_
+from ..math.solvers import Change
+from ..options import Options
+from ..state.state import State
+
+CHUNK = 1 << 16
+"""Entries that a thread does element-wise work on at a time on a CPU, to stay in its cache."""
+
+SETTLE_EVERY = 64
+"""Steps between two looks for averages that are about to become denormal numbers."""
+
+
+# -------------------------------------------------------------------- the lines
+
+
+class Coefficients(NamedTuple):
+    """The numbers of a step that depend on t, per block [N, 1]; computed once for many parts."""
+
+    live: Tensor
+    moving: Tensor  # `live`, but 0 while the method only observes
+    share1: Tensor  # of G̃ in M̃
+    share2: Tensor  # of GGᵀ in the factors
+    share3: Tensor  # of G̃^{⊙2} in D
+    bias1: Tensor  # 1 − β1^t
+    gain: Tensor  # M̃ is divided by gain · √D + shift,
+    shift: Tensor  # which is (1−β1^t) (√D/√(1−β3^t) + ε)
+    pace: Tensor  # −α
+
+    def split(self, sizes: list[int]) -> "list[Coefficients]":
+        """The coefficients of neighbours, apart."""
+        if len(sizes) == 1:
+            return [self]
+        return [
+            Coefficients(*views.unbind(0)) for views in torch.split(torch.stack(self), sizes, 1)
+        ]
+
+
+def coefficients(
+    step: Tensor,  # [N]
+    live: Tensor,  # [N]
+    o: Options,
+    moves: Callable[[Tensor, Tensor], Tensor],
+    epsilon: Callable[[Tensor, Tensor], Tensor],
+    averaged: bool,  # D is an average with β3, and not read from the factors
+) -> Coefficients:
+    """The numbers of Algorithm 2 that depend on t, from `step` and `live` [N]."""
+    beta1, beta2 = o.betas
+    beta3 = o.beta_scale
+    moving = moves(live, step).unsqueeze(1)
+    t, live = step.clamp_min(1.0).unsqueeze(1), live.unsqueeze(1)
+    bias1 = momentum_bias(t, o)
+    gain = bias1 / bias(beta3 if averaged else beta2, t).sqrt()
+    return Coefficients(
+        live,
+        moving,
+        share(beta1, moving),
+        share(beta2, live),
+        share(beta3, moving),
+        bias1,
+        gain,
+        epsilon(gain, bias1) * max(o.eps, 1e-30),
+        (moving * -o.lr).to(live.dtype),
+    )
+
+
+def observe_(
+    s: State,
+    G: Tensor,
+    c: Coefficients,
+    o: Options,
+    statistic: Callable[[State, Tensor, Coefficients, Options], list[tuple[Tensor, Tensor]]],
+) -> None:
+    """G ← G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ in it (Eq. ema-shampoo-practical)."""
+    rotate_(G, *s.inward)
+    seen = statistic(s, G, c, o)
+    for (mode, factor), (X, share2) in zip(s.factors.items(), seen, strict=True):
+        average_gram_(factor, X, mode, o.betas[1], share2)
+    if s.full is not None:
+        g = G.flatten(1)
+        average_(s.full, g.unsqueeze(2) * g.unsqueeze(1), o.betas[1], c.share2.unsqueeze(2))
+
+
+def direction_(
+    s: State,
+    G: Tensor,
+    c: Coefficients,
+    o: Options,
+    divide_: Callable[[State, Tensor, Coefficients, Options, float], Tensor],
+    p: float,
+) -> Tensor:
+    """U = Q_L ( D^{-p} ⊙ M̃ ) Q_Rᵀ (Lemma 1), once momentum and scale have seen G̃."""
+    return rotate_(divide_(s, G, c, o, p), *s.outward)
+
+
+def change_basis_(
+    s: State, turning: Sequence[Tensor], mode: int, change: Change, o: Options
+) -> None:
+    """Q ← QV, and what lives in the eigenbasis moves along; the factors of `s` are Λ̂."""
+    V, subset = change.V, change.subset
+    turn_(s.bases[mode], 1, V, subset)
+    s.factors[mode].copy_(change.factor)
+    for M in turning:
+        turn_(M, mode, V, subset)
+    if s.full is not None:
+        order = s.exp_avg.dim() - 1
+        A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
+        turn_(A, mode, V, subset)
+        turn_(A, order + mode, V, subset)
+    if s.exp_avg_sq is not None and o.correction == "basis_aware":
+        # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
+        turn_(s.exp_avg_sq, mode, V.square(), subset)
+    elif turning and s.exp_avg_sq is not None and change.permutation is not None:
+        s.exp_avg_sq.copy_(take(s.exp_avg_sq, change.permutation, mode))
+
+
+def settle_(s: State, live: Tensor) -> None:
+    """Zero averages that are on their way down to denormal numbers: their gradients have stopped.
+
+    What stays needs 150 further steps to become denormal at β1 = 0.9, more than `SETTLE_EVERY`.
+    """
+    for X in (s.exp_avg, s.exp_avg_sq, s.full, *s.factors.values()):
+        if X is not None:
+            least = per_block(live, X) * (2**24 * torch.finfo(X.dtype).tiny)
+            X.masked_fill_(X.abs() < least, 0.0)
+
+
+# -------------------------------------------------------------------- averages over time
+
+
+def share(beta: float, live: Tensor) -> Tensor:
+    """What a new value counts in an average: 1 − β, or 1 in a sum (β = 1); 0 where not live."""
+    return live * (1.0 - beta if beta < 1 else 1.0)
+
+
+def bias(beta: float, t: Tensor) -> Tensor:
+    """1 − β^t for t ≥ 1, accurate in float32 also for β near 1; 1 for a sum."""
+    if beta in (0.0, 1.0):
+        return torch.ones_like(t)
+    return -torch.expm1(t * math.log(beta))
+
+
+def momentum_bias(t: Tensor, o: Options) -> Tensor:
+    """1 − β1^t, one step ahead with nesterov."""
+    return bias(o.betas[0], t + 1 if o.nesterov else t)
+
+
+def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
+    """M̃, or with nesterov β1 M̃ + (1−β1) G̃."""
+    return torch.lerp(G, M, o.betas[0]) if o.nesterov else M
+
+
+# -------------------------------------------------------------------- cells: first step and ε
+
+
+def always(live: Tensor, step: Tensor) -> Tensor:
+    """Every gradient moves its block."""
+    return live
+
+
+def after_the_first(live: Tensor, step: Tensor) -> Tensor:
+    """The first gradient, at t = 0, only builds the basis (SOAP)."""
+    return live * (step >= 1)
+
+
+def beside_corrected(gain: Tensor, bias1: Tensor) -> Tensor:
+    """ε is added to √(D/(1−β3^t)), as in Adam."""
+    return bias1
+
+
+def beside_uncorrected(gain: Tensor, bias1: Tensor) -> Tensor:
+    """ε is added to √D, and the bias corrections scale the step (SOAP)."""
+    return gain
+
+
+# -------------------------------------------------------------------- cells: statistic and scale
+
+
+def gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tuple[Tensor, Tensor]]:
+    """L averages GGᵀ: what each factor sees, and what it counts."""
+    return [(G, c.share2.unsqueeze(2))] * len(s.factors)
+
+
+def second_moment(o: Options) -> tuple[str, ...]:
+    """D, an average of G̃^{⊙2}, or the full matrix that D is the diagonal of (Alg. 1)."""
+    return ("full_matrix",) if o.correction == "optimal" else ("exp_avg_sq",)
+
+
+def one_moment(o: Options) -> tuple[str, ...]:
+    """D, an average of G^{⊙2}."""
+    return ("exp_avg_sq",)
+
+
+def adam_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
+    """Adam without a basis: D^{-p} ⊙ M with D an average of G^{⊙2}."""
+    assert s.exp_avg_sq is not None
+    return divide_by_moment_(s.exp_avg, s.exp_avg_sq, G, c, o, p)
+
+
+def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
+    """D^{-p} ⊙ M̃ with D an average of G̃^{⊙2} (Alg. 2 l.11–14), or D* = diag(QᵀAQ) (Alg. 1)."""
+    D, averaged = s.exp_avg_sq, s.exp_avg_sq is not None
+    if D is None:
+        A = s.factors[0] if s.full is None else s.full
+        D = diagonal(A).clamp_min(0.0).reshape(s.exp_avg.shape)
+    least = rounding(s, o, averaged)
+    bounded = o.correction == "bounded"
+    limit = adam_bound(s.step.clamp_min(1.0).unsqueeze(1), o) if bounded else None
+    return divide_by_moment_(s.exp_avg, D, G, c, o, p, averaged, least, limit)
+
+
+def divide_by_moment_(
+    M: Tensor,
+    D: Tensor,
+    G: Tensor,
+    c: Coefficients,
+    o: Options,
+    p: float,
+    averaged: bool = True,
+    least: Tensor | None = None,  # [N, 1]: what √D counts at least
+    limit: Tensor | None = None,  # [N, 1]: what the quotient is at most
+) -> Tensor:
+    """Adam's lines, in place of G̃:
+
+    M̃ ← β1 M̃ + (1−β1) G̃,   D ← β3 D + (1−β3) G̃^{⊙2},   G̃ ← M̃/(1−β1^t) ⊘ ((D/(1−β3^t))^p + ε)
+
+    With ε beside the uncorrected √D it is  M̃/(1−β1^t) · √(1−β3^t) ⊘ (√D + ε).
+    """
+    beta3 = o.beta_scale
+    for M_c, D_c, G_c in chunks(M, D, G):
+        M_c.lerp_(G_c, c.share1)
+        root = G_c.square()
+        if averaged:
+            D_c.lerp_(root, c.share3) if beta3 < 1 else D_c.addcmul_(root, c.share3)
+        torch.sqrt(D_c, out=root) if p == 0.5 else torch.pow(D_c, p, out=root)
+        if least is not None:
+            torch.maximum(root, least, out=root)
+        torch.addcmul(c.shift, c.gain, root, out=root)
+        torch.div(look_ahead(M_c, G_c, o), root, out=G_c)
+        if limit is not None:
+            torch.clamp(G_c, -limit, limit, out=G_c)
+    return G
+
+
+def chunks(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same entries of several stacks, a few at a time, as views [N, c]."""
+    flat = [stack.flatten(1) for stack in stacks]
+    N, size = flat[0].shape
+    width = max(1, CHUNK * torch.get_num_threads() // N)
+    if flat[0].device.type != "cpu" or size <= width:
+        yield tuple(flat)
+        return
+    for start in range(0, size, width):
+        yield tuple(stack[:, start : start + width] for stack in flat)
+
+
+def rounding(s: State, o: Options, averaged: bool) -> Tensor | None:
+    """The least √D [N, 1] that is more than the rounding of G̃: 64 u √E‖G‖²; None without a basis.
+
+    Rotations leave an error of about u‖G‖ in every entry. Where nothing else ever was (the null
+    space of a factor), Adam would divide the error by itself and take a full-size step.
+    """
+    beta2, beta3 = o.betas[1], o.beta_scale if averaged else o.betas[1]
+
+    def total(beta: float, t: Tensor) -> Tensor:
+        """What all values of an average count together: 1 − β^t, or t in a sum."""
+        return t if beta == 1 else bias(beta, t)
+
+    for values in s.diagonals.values():
+        # ‖G‖² in the average of the factor, where only rounding is negative, …
+        energy: Tensor = torch.linalg.vector_norm(values, 1, dim=1, keepdim=True)
+        if beta3 != beta2:  # … and in that of D
+            t = s.step.clamp_min(1.0).unsqueeze(1)
+            energy = energy * total(beta3, t) / total(beta2, t)
+        return energy.mul_((64 * torch.finfo(energy.dtype).eps) ** 2).sqrt_()
+    return None
+
+
+def adam_bound(t: Tensor, o: Options) -> Tensor:
+    """c_t: no gradients bring |m̂|/√v̂ further than this, while the basis stands still.
+
+    With the shares a_k, b_k of the two averages, |Σ a_k g_k| ≤ √(Σ a_k²/b_k) √(Σ b_k g_k²).
+    """
+    beta1, beta3 = o.betas[0], o.beta_scale
+    if beta3 == 0:
+        return torch.full_like(t, math.inf)  # √v̂ is the last gradient alone
+    ratio = beta1**2 / beta3
+    total = t if ratio == 1 else (1 - ratio**t) / (1 - ratio)  # Σ_{k<t} a_k²/b_k · (1−β3)/(1−β1)²
+    if o.nesterov:
+        total = beta1**2 * total + 1 + 2 * beta1
+    unit = (1 - beta1) ** 2 / (1 - beta3 if beta3 < 1 else 1.0)
+    return (unit * total * bias(beta3, t)).sqrt() / momentum_bias(t, o)

@@ -1,0 +1,215 @@
+"""New bases where they are due: all criteria first, one copy to the host, one solve per size."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..math.linalg import diagonal, off_norm, off_share, orthonormalize, turn_
+from ..math.solvers import Change, eigh, solve
+from ..state.blocks import Failure, together
+from ..state.bucket import Bucket
+from ..state.state import State
+from .eigenvalues import inverse_root, spectrum
+from .nonfinite import newly_skipped
+from .phases import change_basis_
+from .task import Outcome, Task, Work
+
+REORTHONORMALIZE = 50
+"""Changes after which Q is made orthonormal again: each adds about 1e-7 in float32."""
+
+
+@dataclass
+class Check:
+    """One factor of the blocks of one bucket at a check."""
+
+    task: Task
+    state: State  # with Λ̂ for factors
+    mode: int
+    initial: bool  # the first basis of a method that starts with one: eigh, columns descending
+    due: list[int] = field(default_factory=list)  # blocks whose basis is to be computed
+    thresholds: list[float] = field(default_factory=list)  # τ of each
+    renewed: list[int] = field(default_factory=list)  # blocks whose inverse root is computed anew
+
+    def entry(self, position: int) -> int:
+        """Where the counters write about this factor of a block."""
+        modes = self.task.bucket.modes
+        return position * len(modes) + modes.index(self.mode)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Factors that agree in this are solved together."""
+        o, A = self.task.options, self.state.factors[self.mode]
+        settings = (o.solver, o.slots, o.refresh_to, o.qr_iterations)
+        return (A.shape[1], A.dtype, A.device, self.initial, *settings)
+
+
+def refresh_(due: Sequence[Task], every: Sequence[Task], waiting: Sequence[Work]) -> Outcome:
+    """Recompute the bases whose criterion is above τ (Eq. criterion, Alg. 2 l.6).
+
+    Gradients of any task of the step that were skipped since the last time that the host read
+    anything are reported too.
+    """
+    states, read, skipped = _read(due, [task.bucket for task in every])
+    solved: dict[tuple[Any, ...], list[Check]] = defaultdict(list)
+    checks: list[Check] = []
+    for task, state, values in zip(due, states, read, strict=True):
+        for check in _plan_(task, state, *values):
+            checks.append(check)
+            if check.due:
+                solved[check.key].append(check)
+    failures = [failure for same in solved.values() for failure in _solve_(same, waiting)]
+    for check in checks:
+        if check.renewed and check.state.roots:
+            _renew_root_(check)
+    return failures, skipped
+
+
+def _read(
+    due: Sequence[Task], every: Sequence[Bucket]
+) -> tuple[list[State], list[tuple[list[list[float]], list[float]]], list[Tensor]]:
+    """States with Λ̂; criteria [mode][block] and steps [block]: one copy per device and dtype.
+
+    The counts of skipped gradients travel in the same copies, also those of blocks without a basis.
+    """
+    states = [task.bucket.state.in_basis() for task in due]
+    off, inside, counts = (defaultdict[Any, list[Tensor]](list) for _ in range(3))
+    for state in states:
+        memory = state.step.device, state.step.dtype
+        off[memory] += [off_norm(view) for view in state.off_diagonals.values()]
+        inside[memory] += [view.norm(dim=1) for view in state.diagonals.values()]
+        counts[memory].append(state.step)
+    counted = [b for b in every if (b.state.step.device, b.state.step.dtype) in counts]
+    for bucket in counted:
+        counts[bucket.state.step.device, bucket.state.step.dtype].append(bucket.state.skipped)
+    values = {}
+    for memory, tensors in counts.items():
+        shares = off_share(torch.cat(off[memory]), torch.cat(inside[memory]))
+        values[memory] = iter(torch.cat([shares, *tensors]).tolist())
+
+    def take(s: State) -> list[float]:
+        return [next(values[s.step.device, s.step.dtype]) for _ in range(len(s.step))]
+
+    criteria = [[take(state) for _ in state.factors] for state in states]
+    read = list(zip(criteria, [take(state) for state in states], strict=True))
+    found = [p for bucket in counted for p in newly_skipped(bucket, take(bucket.state))]
+    return states, read, list(dict.fromkeys(found))
+
+
+def _plan_(
+    task: Task, state: State, criteria: list[list[float]], steps: list[float]
+) -> list[Check]:
+    """Decide which bases are due, and count it."""
+    bucket, o, counters = task.bucket, task.options, task.bucket.counters
+    checks: dict[tuple[int, bool], Check] = {}
+    for position, tau in task.due.items():
+        t = int(steps[position])
+        if t != bucket.clock[position]:  # gradients were skipped: the check comes later
+            bucket.clock[position] = t
+            continue
+        initial = t == 0
+        for k, mode in enumerate(bucket.modes):
+            check = checks.setdefault((mode, initial), Check(task, state, mode, initial))
+            entry, value = check.entry(position), criteria[k][position]
+            due = initial or (tau < 1 and (value > tau or tau == 0))
+            if due:
+                check.due.append(position)
+                check.thresholds.append(tau)
+            # A basis that holds at the first check is the first basis, with its eigenvalues.
+            if due or o.eigenvalues == "fresh" or counters.checks[entry] == 0:
+                check.renewed.append(position)
+            counters.checks[entry] += 1
+            counters.criterion[entry] = value
+            if o.record:
+                counters.remember(entry, (t, value, due))
+    return list(checks.values())
+
+
+def _solve_(same: Sequence[Check], waiting: Sequence[Work]) -> list[Failure]:
+    """Solve for the due factors of one size, some at a time, and change the bases found."""
+    members = [(check, position) for check in same for position in check.due]
+    thresholds = [tau for check in same for tau in check.thresholds]
+    o, A = same[0].task.options, same[0].state.factors[same[0].mode]
+    size = A[0].numel() * A.element_size()
+    count = together(size, A.device) if len(members) > 1 else 1
+    failures = []
+    for start in range(0, len(members), count):
+        some = members[start : start + count]
+        stacks = [check.state.factors[check.mode][run] for check, run in _runs(some)]
+        A = stacks[0] if len(stacks) == 1 else torch.cat(stacks)
+        if same[0].initial:
+            changes, failed = eigh(A, descending=True)
+        else:
+            taus = thresholds[start : start + count]
+            changes, failed = solve(A, o.solver, o.slots, taus, o.refresh_to, o.qr_iterations)
+        for change in changes:
+            done = 0
+            for check, run in _runs([some[number] for number in change.members]):
+                size = run.stop - run.start
+                _change_(check, run, _narrowed(change, done, done + size), waiting)
+                done += size
+        failures += [failure for number in failed for failure in _failed_(*some[number])]
+    return failures
+
+
+def _runs(members: Sequence[tuple[Check, int]]) -> Iterator[tuple[Check, slice]]:
+    """Blocks next to each other that belong to one check: their state can be seen as a view."""
+    numbered = enumerate(members)
+    for _, run in groupby(numbered, key=lambda pair: (id(pair[1][0]), pair[1][1] - pair[0])):
+        pairs = [member for _, member in run]
+        yield pairs[0][0], slice(pairs[0][1], pairs[-1][1] + 1)
+
+
+def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) -> None:
+    """Carry out Q ← QV for some blocks of a bucket."""
+    mode, counters = check.mode, check.task.bucket.counters
+    state = check.state.narrow(run.start, run.stop)
+    turning = state.turning
+    change_basis_(state, turning, mode, change, check.task.options)
+    if turning:
+        for task, part, G, _ in waiting:  # the G̃ that wait for their basis move along
+            start, stop = max(run.start, part.start), min(run.stop, part.stop)
+            if task is check.task and start < stop:
+                here = _narrowed(change, start - run.start, stop - run.start)
+                turn_(G[start - part.start : stop - part.start], mode, here.V, here.subset)
+    worn = []
+    for position in range(run.start, run.stop):
+        entry = check.entry(position)
+        counters.computations[entry] += 1
+        counters.work[entry] += change.V.shape[-1] ** 3
+        counters.failures[entry] = 0
+        if counters.computations[entry] % REORTHONORMALIZE == 0:
+            worn.append(position)
+    if worn:
+        Q = check.state.bases[mode]
+        Q[worn] = orthonormalize(Q[worn])
+
+
+def _narrowed(change: Change, start: int, stop: int) -> Change:
+    """The change for the members from `start` to `stop` only."""
+    run = slice(start, stop)
+    subset = None if change.subset is None else change.subset[run]
+    permutation = None if change.permutation is None else change.permutation[run]
+    return Change(change.members[run], change.V[run], change.factor[run], subset, permutation)
+
+
+def _failed_(check: Check, position: int) -> list[Failure]:
+    """Count a basis that could not be computed; the failure if it is one too many in a row."""
+    bucket, entry = check.task.bucket, check.entry(position)
+    failures = bucket.counters.failures
+    failures[entry] += 1
+    if failures[entry] < check.task.options.max_failures:
+        return []
+    return [(bucket.blocks[position].parameter, check.mode, failures[entry])]
+
+
+def _renew_root_(check: Check) -> None:
+    """Inverse roots of the factors, from the basis and the diagonal of Λ̂ at this check."""
+    s, mode, at, o = check.state, check.mode, check.renewed, check.task.options
+    k, p = len(s.factors), check.task.bucket.method.exponent
+    eigenvalues = spectrum(diagonal(s.factors[mode][at]), s.step[at], k, o)
+    s.roots[mode][at] = inverse_root(s.bases[mode][at], eigenvalues, k, o, p)

@@ -1,0 +1,118 @@
+"""One step of any method, for all parameters at once.
+
+`take_step` is the whole of it. One process and many ranks go through the same lines: the route of a
+bucket is local, or an exchange with other ranks.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..state.blocks import Part
+from ..state.bucket import Batch, Bucket
+from .grafting import compare_, rescale_, sum_over_parameters_
+from .nonfinite import admit_, believe_
+from .phases import SETTLE_EVERY, Coefficients, coefficients, direction_, observe_, settle_
+from .refresh import refresh_
+from .task import Compared, Outcome, Task, Work
+
+
+def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
+    """Take one step; which bases failed too often, and whose gradients were skipped."""
+    by_bucket = {task.bucket: task for task in tasks}
+    grafted = [task for task in tasks if task.graft == "parameter"]
+    waiting: list[Work] = []  # for their bases
+    compared: list[Compared] = []  # and waiting for the norms of their parameters
+    # Gradients leave for the ranks that work on them.
+    for task in tasks:
+        task.bucket.clock = task.clock
+        task.bucket.route.start()
+    # Gradients are gathered, admitted and observed. Blocks whose basis stands still move at once.
+    for batch in batches:
+        for work in admit(batch, by_bucket):
+            task, part, G, c = work
+            observe_(part.state, G, c, task.options, task.bucket.method.statistic)
+            if task.waits:
+                waiting.append(work)
+            else:
+                update_(work, compared)
+        for task in tasks:  # finished updates leave, in this order on all ranks
+            if grafted or not task.bucket.route.depart(unfinished=False):
+                break
+    # Bases are refreshed, and the blocks that waited for them move.
+    due = [task for task in tasks if task.due]
+    outcome = refresh_(due, tasks, waiting) if due else ([], [])
+    for work in waiting:
+        update_(work, compared)
+    # Blocks move that take the norm of their whole parameter.
+    if grafted:
+        sum_over_parameters_(grafted, compared)
+    for (task, part, U, c), norms in compared:
+        rescale_(U, norms)
+        deliver_(task, part, U, c)
+    # The other updates leave, and all arrive at the ranks that hold the parameters.
+    for task in tasks:
+        task.bucket.route.depart(unfinished=True)
+    for task in tasks:
+        task.bucket.route.arrive_(task.options.lr * task.options.weight_decay)
+    return outcome
+
+
+def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
+    """Gather the gradients of a batch, leave out what is not finite, and count the step."""
+    here = [(tasks[bucket], part) for bucket, part in batch.parts]
+    here = [(task, part) for task, part in here if any(task.present[part.start : part.stop])]
+    if len(batch.parts) > 1 and not (
+        len(here) == len(batch.parts)
+        and all(task.verdicts is None and all(task.present) for task, _ in here)
+    ):  # what is known per block differs: one part at a time
+        return [work for single in batch.alone() for work in admit(single, tasks)]
+    if not here:
+        return []
+    o, method = here[0][0].options, here[0][0].bucket.method
+    averaged = here[0][1].state.exp_avg_sq is not None
+    gathered = [gather(task, part) for task, part in here]
+    grads, masks = [G for G, _ in gathered], [mask for _, mask in gathered if mask is not None]
+    present = torch.cat(masks) if masks else None  # parts are together only if all or none has one
+    live = admit_(batch.step, batch.skipped, grads, present, o)
+    c = coefficients(batch.step, live, o, method.moves, method.epsilon, averaged)
+    each = zip(here, grads, c.split([len(G) for G in grads]), strict=True)
+    admitted = [(task, part, G, its_c) for (task, part), G, its_c in each]
+    for task, part, _, its_c in admitted:
+        if task.clock[part.start] % SETTLE_EVERY == 0:
+            settle_(part.state, its_c.live)
+    return admitted
+
+
+def gather(task: Task, part: Part) -> tuple[Tensor, Tensor | None]:
+    """The gradients of a part, and which of its blocks have one; None: all."""
+    o, run = task.options, slice(part.start, part.stop)
+    # G̃ of all parts waits at a check. With F = 1 that is every step, so its memory stays.
+    stays = task.waits and o.frequency == 1
+    G, present = task.bucket.route.gather(part, task.present[run], stays)
+    if task.verdicts is not None:
+        present = believe_(G, present, task.verdicts[run])
+    return G.neg_() if o.maximize else G, present
+
+
+def update_(work: Work, compared: list[Compared]) -> None:
+    """Momentum, scale, direction and parameters; `compared` takes what must wait for norms."""
+    task, part, G, c = work
+    method = task.bucket.method
+    U = direction_(part.state, G, c, task.options, method.divide_, method.exponent)
+    if task.graft is not None:
+        U, norms = compare_(task, part, U, G, c)
+        if task.graft == "parameter":
+            compared.append(((task, part, U, c), norms))
+            return
+        rescale_(U, norms)
+    deliver_(task, part, U, c)
+
+
+def deliver_(task: Task, part: Part, U: Tensor, c: Coefficients) -> None:
+    """W ← W − α (U + λW), here or on the ranks that hold W."""
+    bucket, o, here = task.bucket, task.options, task.present[part.start : part.stop]
+    if bucket.method.decay == "after" and o.weight_decay != 0:
+        U.mul_(1 - o.lr * o.weight_decay)
+    bucket.route.deliver_(part, U, c.pace, c.moving, here, o.weight_decay)

@@ -1,0 +1,61 @@
+"""What each bucket has to do in a step, known before anything changes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..options import GraftScope, Options
+from ..state.blocks import Failure, Part
+from ..state.bucket import Bucket
+from .nonfinite import verdicts_of
+from .phases import Coefficients
+
+
+@dataclass
+class Task:
+    """What one bucket does in one step."""
+
+    bucket: Bucket
+    options: Options
+    present: list[bool]  # which blocks have a gradient
+    clock: list[int]  # t of each block after this step, as far as the host knows
+    due: dict[int, float]  # τ of the blocks for which t mod F = 0, as far as the host knows
+    verdicts: Tensor | None  # [N]: what all ranks say of gradients, if they were asked
+    waits: bool  # bases may change between the statistics and the update
+    graft: GraftScope | None  # what the norm of an update is taken over, if of another method
+
+
+Work = tuple[Task, Part, Tensor, Coefficients]
+"""A part that takes part in a step: its gradients (then G̃, then U) and its coefficients."""
+
+Compared = tuple[Work, Tensor]
+"""A part with its U, and the squared norms [2, N] that grafting compares."""
+
+Outcome = tuple[list[Failure], list[Tensor]]
+"""Which bases failed too often, and the parameters whose gradients were skipped."""
+
+
+def plan(
+    buckets: Sequence[Bucket], options: Sequence[Options], verdicts: Mapping[Tensor, Tensor]
+) -> list[Task]:
+    """The tasks of a step; nothing has changed yet."""
+    tasks = []
+    for bucket in buckets:
+        o, present = options[bucket.group], bucket.route.present()
+        clock = [t + now for t, now in zip(bucket.clock, present, strict=True)]
+        due = {}
+        if not bucket.elementwise:
+            at = [i for i, now in enumerate(present) if now and clock[i] % o.frequency == 0]
+            due = {position: o.threshold(clock[position]) for position in at}
+        said = verdicts_of(bucket, verdicts) if verdicts else None
+        waits = bool(due) and bucket.method.refreshes == "before"
+        tasks.append(Task(bucket, o, present, clock, due, said, waits, graft_scope(bucket, o)))
+    return tasks
+
+
+def graft_scope(bucket: Bucket, o: Options) -> GraftScope | None:
+    """What norms are taken over: whole parameters, blocks, or None where nothing is grafted."""
+    if o.graft is None or bucket.elementwise:
+        return None
+    return o.graft_scope if bucket.several else "block"
