@@ -24,11 +24,11 @@ import torch
 from cases import assert_same
 
 from eshampoo.lab.catalogue import setting, workload
-from eshampoo.lab.checkpoint import checkpoints, read_checkpoint
 from eshampoo.lab.data import Dataset
-from eshampoo.lab.runlog import FILE_NAME, read_records
-from eshampoo.lab.runs import Run
-from eshampoo.lab.training import train
+from eshampoo.lab.run.checkpoint import checkpoints, read_checkpoint
+from eshampoo.lab.run.runlog import FILE_NAME, read_records
+from eshampoo.lab.run.runs import Run
+from eshampoo.lab.run.training import train
 
 STEPS, EVERY = 48, 4
 METHODS = ("eshampoo", "shampoo", "soap", "klshampoo")

@@ -12,7 +12,7 @@ from eshampoo.lab.models.llama import Llama
 from eshampoo.lab.models.unet import UNet
 from eshampoo.lab.models.vit import SimpleViT
 from eshampoo.lab.optimizers import Option
-from eshampoo.lab.runs import SCALES, Run
+from eshampoo.lab.run.runs import SCALES, Run
 from eshampoo.lab.workloads import Setting, Workload
 
 

@@ -10,16 +10,16 @@ from rich.console import Console
 from rich.table import Table
 
 from eshampoo.lab.catalogue import WORKLOADS, setting, workload
-from eshampoo.lab.checkpoint import discard_checkpoints
-from eshampoo.lab.compare import comparison_table, group_logs, verdict
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.files import make_directory, write_atomic
 from eshampoo.lab.optimizers import Option, check_options, parse_option
-from eshampoo.lab.progress import RunDisplay
-from eshampoo.lab.report import report_page
-from eshampoo.lab.runlog import FILE_NAME, Log, find_logs, read_log
-from eshampoo.lab.runs import Run
-from eshampoo.lab.training import stop_on_signal, train
+from eshampoo.lab.report.compare import comparison_table, group_logs, verdict
+from eshampoo.lab.report.page import report_page
+from eshampoo.lab.run.checkpoint import discard_checkpoints
+from eshampoo.lab.run.progress import RunDisplay
+from eshampoo.lab.run.runlog import FILE_NAME, Log, find_logs, finished, read_log
+from eshampoo.lab.run.runs import Run
+from eshampoo.lab.run.training import stop_on_signal, train
 
 INTERRUPTED = 130
 
@@ -35,7 +35,7 @@ def perform(known: argparse.Namespace, rest: Sequence[str], typed: Sequence[str]
         return train_one(known, keyword_options(rest), command_text(typed), console)
     if known.command == "compare":
         return compare(known, command_text(typed), console)
-    from eshampoo.lab.reproduce import reproduce
+    from eshampoo.lab.figures.reproduce import reproduce
 
     return reproduce(known, console)
 
@@ -133,12 +133,6 @@ def execute(
             if not done:
                 return False
     return True
-
-
-def finished(out: Path) -> bool:
-    """Whether a directory holds a run that came to its end."""
-    path = out / FILE_NAME
-    return path.exists() and read_log(path).finished
 
 
 def train_one(

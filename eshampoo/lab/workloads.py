@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from eshampoo.lab.data import Batch, Dataset
 from eshampoo.lab.optimizers import Option
-from eshampoo.lab.runs import Run, Scale
+from eshampoo.lab.run.runs import Run, Scale
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eshampoo.lab.compare import Group, first_reached, group_logs, smooth, verdict
-from eshampoo.lab.runlog import Log
-from eshampoo.lab.runs import Run
-from eshampoo.lab.svg import Axis, Line, chart, round_ticks
+from eshampoo.lab.report.compare import Group, first_reached, group_logs, smooth, verdict
+from eshampoo.lab.run.runlog import Log
+from eshampoo.lab.run.runs import Run
 
 
 def made_log(optimizer, seed, final, steps=100, **options):
@@ -85,17 +84,3 @@ def test_reaching_a_loss_uses_the_averaged_curve():
     assert seconds == pytest.approx(0.1 * steps)
     assert first_reached(log, 0.5) == (math.inf, math.inf)
     assert Group("a", (log,)).mean("final_loss") == 1.0
-
-
-def test_ticks_are_round_and_inside():
-    assert round_ticks(0, 300) == [0, 100, 200, 300]
-    assert Axis(0.004, 2.3, 0, 100, log=True).ticks() == [0.01, 0.1, 1]
-    assert Axis(0.3, 2.3, 0, 100, log=True).ticks() == [0.5, 1, 2]
-
-
-def test_charts_survive_what_cannot_be_drawn():
-    x = np.arange(5.0)
-    for y in (x * np.nan, x * 0, x - 2):
-        assert "</svg>" in chart("t", [Line("a & b", x, y)], x_label="x", y_label="y", log=True)
-    assert "a &amp; b" in chart("t", [Line("a & b", x, x)], x_label="x", y_label="y")
-    assert "</svg>" in chart("t", [], x_label="x", y_label="y")

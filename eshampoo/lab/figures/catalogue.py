@@ -11,7 +11,7 @@ from itertools import product
 from typing import Literal
 
 from eshampoo.lab.optimizers import Option
-from eshampoo.lab.runs import Scale
+from eshampoo.lab.run.runs import Scale
 
 Horizontal = Literal["rate", "step", "time", "cost", "share"]
 AXES: tuple[Horizontal, ...] = ("step", "time")

@@ -7,17 +7,9 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from eshampoo.lab.runlog import Array, Log
-from eshampoo.lab.runs import Run, written
+from eshampoo.lab.run.runlog import Array, Log
+from eshampoo.lab.run.runs import Run, label
 
-NAMES = {
-    "adamw": "AdamW",
-    "eshampoo": "EShampoo",
-    "shampoo": "Shampoo",
-    "soap": "SOAP",
-    "klshampoo": "KL-Shampoo",
-    "fullmatrixadam": "full-matrix Adam",
-}
 SMOOTHING = 0.05  # losses are averaged over this share of the run, as the final loss is
 
 
@@ -61,15 +53,6 @@ def group_logs(logs: Sequence[Log]) -> list[Group]:
             groups.setdefault(f"{log.run.workload}/{log.run.scale}/{key}", []).append(log)
     runs = [members[0].run for members in groups.values()]
     return [Group(label(members[0].run, runs), tuple(members)) for members in groups.values()]
-
-
-def label(run: Run, others: Sequence[Run]) -> str:
-    """The optimizer's name, with the options in which its namesakes differ."""
-    namesakes = [other for other in others if other.optimizer == run.optimizer]
-    keys = sorted({key for other in namesakes for key in other.options})
-    told = [key for key in keys if len({repr(other.options.get(key)) for other in namesakes}) > 1]
-    name = NAMES.get(run.optimizer, run.optimizer)
-    return " ".join([name, *(f"{key}={written(run.options.get(key))}" for key in told)])
 
 
 def smooth(log: Log) -> Array:

@@ -6,11 +6,11 @@ from html import escape
 import numpy as np
 
 from eshampoo.lab.catalogue import WORKLOADS
-from eshampoo.lab.compare import Group, comparison_table, group_logs, smooth, verdict
-from eshampoo.lab.runlog import Array, Log
-from eshampoo.lab.runs import typed
-from eshampoo.lab.style import STYLE
-from eshampoo.lab.svg import Line, chart
+from eshampoo.lab.report.compare import Group, comparison_table, group_logs, smooth, verdict
+from eshampoo.lab.report.style import STYLE
+from eshampoo.lab.report.svg import Line, chart
+from eshampoo.lab.run.runlog import Array, Log
+from eshampoo.lab.run.runs import typed
 
 
 def report_page(logs: Sequence[Log]) -> str:

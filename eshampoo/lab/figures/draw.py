@@ -1,4 +1,4 @@
-"""Figures from logs: matplotlib's PNG, and the table beside it."""
+"""Figures from logs, as matplotlib's PNG."""
 
 import io
 import math
@@ -10,14 +10,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from eshampoo.lab.compare import Group, baseline, reached_text, smooth, value_text
-from eshampoo.lab.figures import Curve, Figure, Grouping, Panel
+from eshampoo.lab.figures.catalogue import Curve, Figure, Grouping, Panel
+from eshampoo.lab.figures.table import Points
 from eshampoo.lab.models import PARTS
-from eshampoo.lab.runlog import Factor, Log
-from eshampoo.lab.runs import typed
-from eshampoo.lab.svg import COLOURS
-
-Points = Sequence[tuple[int, Curve, Group]]  # number of the panel, its curve, the runs
+from eshampoo.lab.report.compare import Group, smooth
+from eshampoo.lab.report.svg import COLOURS
+from eshampoo.lab.run.runlog import Factor
 
 
 def draw(figure: Figure, points: Points) -> bytes:
@@ -121,11 +119,6 @@ def draw_shares(axes: Axes, points: Sequence[tuple[Curve, Group]]) -> None:
     axes.set_ylabel("|S| / d of a refresh")
 
 
-def decomposition_work(log: Log) -> float:
-    """Σ|S|³ over all decompositions of the run."""
-    return float(log.basis_work[-1]) if len(log.basis_work) else 0.0
-
-
 def pattern_group(factor: Factor, grouping: Grouping) -> str | None:
     """The line of a pattern plot to which a factor belongs."""
     if grouping == "letter":
@@ -151,56 +144,3 @@ def draw_pattern(axes: Axes, group: Group, grouping: Grouping) -> None:
         axes.fill_between(steps, mean - error, mean + error, color=COLOURS[index], alpha=0.15)
     axes.set_xlabel("step")
     axes.set_ylabel("basis computations per factor")
-
-
-def figure_table(figure: Figure, points: Points, command: str) -> str:
-    """Markdown: the claim, the command, and one row per curve and learning rate."""
-    lines = [f"# {figure.title}", "", f"The paper: {figure.claim}", "", f"    {command}", ""]
-    shown: set[str] = set()
-    for index, panel in enumerate(figure.panels):
-        groups = [group for number, _, group in points if number == index]
-        first = groups[0].logs[0]
-        names = {f"{panel.workload} {group.label} {group.run.name}" for group in groups}
-        if names <= shown:  # the same runs from another side
-            continue
-        shown |= names
-        machine = first.header["environment"]
-        lines += [
-            f"## {panel.title}",
-            "",
-            f"`{panel.workload}`, {first.run.scale}: {first.header['parameters']:,} parameters,"
-            f" {first.run.steps} steps, batch {first.header['setting']['batch']},"
-            f" {len(groups[0].logs)} seeds; torch {machine['torch']}, {machine['processor']},"
-            f" {machine['threads']} threads.",
-            "",
-            "| method | options | F / steps | final loss | "
-            f"{first.header['metric']} | time | in the optimizer | bases | Σ \\|S\\|³ |"
-            " to AdamW's best |",
-            "|---|---|---|---|---|---|---|---|---|---|",
-            *(table_row(group, baseline(groups)) for group in groups),
-            "",
-        ]
-    return "\n".join(lines)
-
-
-def table_row(group: Group, reference: Group | None) -> str:
-    """One row of the table of a figure."""
-    run = group.run
-    options = ", ".join(f"{key} {typed(value)}" for key, value in run.options.items())
-    frequency = run.options.get("frequency")
-    share = f"{frequency / run.steps:.2%}" if isinstance(frequency, int) else "–"
-    metrics = group.metrics()
-    work = fmean(decomposition_work(log) for log in group.logs)
-    cells = [
-        group.label,
-        options,
-        share,
-        value_text(group),
-        f"{fmean(metrics):.3g}" if metrics else "–",
-        f"{group.mean('seconds'):.1f} s",
-        f"{group.mean('optimizer_share'):.0%}",
-        f"{group.mean('computations'):,.0f}",
-        f"{work:.2g}",
-        reached_text(group, reference),
-    ]
-    return "| " + " | ".join(cells) + " |"

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from eshampoo.lab import reproduce as reproduce_module
 from eshampoo.lab.cli import main
-from eshampoo.lab.figures import FIGURES, Curve, Figure, Panel
-from eshampoo.lab.reproduce import plan, run_directory, scaled_frequency
-from eshampoo.lab.runlog import FILE_NAME, read_log
+from eshampoo.lab.figures import jobs
+from eshampoo.lab.figures import reproduce as reproduce_module
+from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure, Panel
+from eshampoo.lab.figures.reproduce import plan, run_directory, scaled_frequency
+from eshampoo.lab.run.runlog import FILE_NAME, read_log
 
-PUBLISHED = Path(__file__).parents[2] / "docs" / "reproduction"
+PUBLISHED = Path(__file__).parents[3] / "docs" / "reproduction"
 
 MERGED = {"merge_dims": False}
 SMALL_FIGURE = Figure(
@@ -75,7 +76,7 @@ def test_a_figure_runs_what_is_missing_and_is_redrawn_from_exported_logs(
     assert len(list(out.rglob(FILE_NAME))) == 3
     assert not list(out.rglob("*.pt"))
 
-    monkeypatch.setattr(reproduce_module, "start", lambda words: pytest.fail("ran again"))
+    monkeypatch.setattr(jobs, "start", lambda words: pytest.fail("ran again"))
     for place in (out, export):
         (place / "sketch-tiny.png").unlink()
         assert main([*words, str(place)]) == 0
@@ -109,7 +110,7 @@ def test_every_point_of_a_published_figure_has_its_log(name):
 
 
 def test_a_published_figure_is_drawn_from_its_logs_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduce_module, "start", lambda words: pytest.fail("ran"))
+    monkeypatch.setattr(jobs, "start", lambda words: pytest.fail("ran"))
     copy = shutil.copytree(PUBLISHED, tmp_path / "copy")
     (copy / "fig4-small.png").unlink()
     assert main(["reproduce", "fig4", "--out", str(copy)]) == 0

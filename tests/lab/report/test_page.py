@@ -4,11 +4,10 @@ import io
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, DRIVER, Browser
 from PIL import Image
 
 from eshampoo.lab.cli import main
-
-from .browser import CHROMIUM, DRIVER, Browser
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None,

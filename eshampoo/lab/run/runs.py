@@ -1,6 +1,6 @@
 """A run: the plain data that decide a training curve."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -9,6 +9,14 @@ from eshampoo.lab.optimizers import Option
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
+NAMES = {
+    "adamw": "AdamW",
+    "eshampoo": "EShampoo",
+    "shampoo": "Shampoo",
+    "soap": "SOAP",
+    "klshampoo": "KL-Shampoo",
+    "fullmatrixadam": "full-matrix Adam",
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,15 @@ def typed(option: Option) -> str:
 def written(option: Option) -> str:
     """An option in a file name, where commas separate options."""
     return typed(option).replace(",", "_")
+
+
+def label(run: Run, others: Sequence[Run]) -> str:
+    """The optimizer's name, with the options in which its namesakes differ."""
+    namesakes = [other for other in others if other.optimizer == run.optimizer]
+    keys = sorted({key for other in namesakes for key in other.options})
+    told = [key for key in keys if len({repr(other.options.get(key)) for other in namesakes}) > 1]
+    name = NAMES.get(run.optimizer, run.optimizer)
+    return " ".join([name, *(f"{key}={written(run.options.get(key))}" for key in told)])
 
 
 def run_from_record(record: Mapping[str, Any]) -> Run:

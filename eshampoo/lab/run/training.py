@@ -14,16 +14,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from eshampoo.lab.basis import basis_record, computations, factors_record
 from eshampoo.lab.catalogue import setting, workload
-from eshampoo.lab.checkpoint import discard_checkpoints, load_checkpoint, save_checkpoint
 from eshampoo.lab.data import Dataset, batch_indices, seeded
-from eshampoo.lab.environment import environment
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.models import parameter_kinds
 from eshampoo.lab.optimizers import build_optimizer, schedule, scheduled
-from eshampoo.lab.runlog import FILE_NAME, TIMES, RunLog, read_log, read_records
-from eshampoo.lab.runs import Run
+from eshampoo.lab.run.basis import basis_record, computations, factors_record
+from eshampoo.lab.run.checkpoint import discard_checkpoints, load_checkpoint, save_checkpoint
+from eshampoo.lab.run.environment import environment
+from eshampoo.lab.run.runlog import FILE_NAME, TIMES, RunLog, read_log, read_records
+from eshampoo.lab.run.runs import Run
 from eshampoo.lab.workloads import Setting, Workload
 
 BASIS_SAMPLES = 50  # how often in a run the criteria of all factors are logged

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from eshampoo.lab.compare import label
-from eshampoo.lab.runs import Run
-from eshampoo.lab.training import Progress as Step
+from eshampoo.lab.run.runs import Run, label
+from eshampoo.lab.run.training import Progress as Step
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.files import write_atomic
-from eshampoo.lab.runs import Run, run_from_record
+from eshampoo.lab.run.runs import Run, run_from_record
 
 Record = Mapping[str, Any]
 Array = NDArray[np.float64]
@@ -179,6 +179,12 @@ def find_logs(directory: Path) -> list[Log]:
     if not paths:
         raise UserError(f"no {FILE_NAME} below {directory}; give a directory that holds runs")
     return [read_log(path) for path in paths]
+
+
+def finished(out: Path) -> bool:
+    """Whether a directory holds a run that came to its end."""
+    path = out / FILE_NAME
+    return path.exists() and read_log(path).finished
 
 
 def compact(source: Path, directory: Path, points: int = 84, samples: int = 20) -> None:

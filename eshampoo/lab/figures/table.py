@@ -1,0 +1,69 @@
+"""The table beside a figure, in Markdown."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from eshampoo.lab.figures.catalogue import Curve, Figure
+from eshampoo.lab.report.compare import Group, baseline, reached_text, value_text
+from eshampoo.lab.run.runlog import Log
+from eshampoo.lab.run.runs import typed
+
+Points = Sequence[tuple[int, Curve, Group]]  # number of the panel, its curve, the runs
+
+
+def figure_table(figure: Figure, points: Points, command: str) -> str:
+    """Markdown: the claim, the command, and one row per curve and learning rate."""
+    lines = [f"# {figure.title}", "", f"The paper: {figure.claim}", "", f"    {command}", ""]
+    shown: set[str] = set()
+    for index, panel in enumerate(figure.panels):
+        groups = [group for number, _, group in points if number == index]
+        first = groups[0].logs[0]
+        names = {f"{panel.workload} {group.label} {group.run.name}" for group in groups}
+        if names <= shown:  # the same runs from another side
+            continue
+        shown |= names
+        machine = first.header["environment"]
+        lines += [
+            f"## {panel.title}",
+            "",
+            f"`{panel.workload}`, {first.run.scale}: {first.header['parameters']:,} parameters,"
+            f" {first.run.steps} steps, batch {first.header['setting']['batch']},"
+            f" {len(groups[0].logs)} seeds; torch {machine['torch']}, {machine['processor']},"
+            f" {machine['threads']} threads.",
+            "",
+            "| method | options | F / steps | final loss | "
+            f"{first.header['metric']} | time | in the optimizer | bases | Σ \\|S\\|³ |"
+            " to AdamW's best |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+            *(table_row(group, baseline(groups)) for group in groups),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def table_row(group: Group, reference: Group | None) -> str:
+    """One row of the table of a figure."""
+    run = group.run
+    options = ", ".join(f"{key} {typed(value)}" for key, value in run.options.items())
+    frequency = run.options.get("frequency")
+    share = f"{frequency / run.steps:.2%}" if isinstance(frequency, int) else "–"
+    metrics = group.metrics()
+    work = fmean(decomposition_work(log) for log in group.logs)
+    cells = [
+        group.label,
+        options,
+        share,
+        value_text(group),
+        f"{fmean(metrics):.3g}" if metrics else "–",
+        f"{group.mean('seconds'):.1f} s",
+        f"{group.mean('optimizer_share'):.0%}",
+        f"{group.mean('computations'):,.0f}",
+        f"{work:.2g}",
+        reached_text(group, reference),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def decomposition_work(log: Log) -> float:
+    """Σ|S|³ over all decompositions of the run."""
+    return float(log.basis_work[-1]) if len(log.basis_work) else 0.0
