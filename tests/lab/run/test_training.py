@@ -66,9 +66,3 @@ def test_scheduled_options_follow_the_share_of_the_run(tmp_path):
     assert late > 5 * early
     with pytest.raises(UserError, match="cannot read the schedule"):
         scheduled("x@0.5", 0)
-
-
-def test_logging_costs_less_than_two_percent(tmp_path):
-    run = WORKLOADS["digits-vit"].run("eshampoo", {"frequency": 1}, steps=100)
-    end = trained(run, tmp_path).end
-    assert end["logging_share"] < 0.02
