@@ -142,7 +142,7 @@ def train_one(
     row = workload(known.workload)
     check_options(known.optimizer, options)
     run = row.run(known.optimizer, options, scale=known.scale, seed=known.seed, steps=known.steps)
-    out = known.out or Path("runs") / f"{run.workload}-{run.scale}" / run.name
+    out = known.out or Path("runs") / run.place
     existing = out / FILE_NAME
     if existing.exists() and not known.resume:
         raise UserError(f"{out} holds a run already; add --resume or choose another --out")

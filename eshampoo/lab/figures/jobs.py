@@ -31,7 +31,8 @@ def run_command(run: Run, place: Path, threads: int, data: Path | None) -> list[
 
 def run_all(missing: dict[Path, Run], known: argparse.Namespace, console: Console) -> bool:
     """Train runs in parallel processes; False when interrupted, an error when one failed."""
-    threads = known.threads or max(1, (os.cpu_count() or 1) // known.jobs)
+    # runs side by side have one thread each, so that their CPU seconds compare on any machine
+    threads = known.threads or (1 if known.jobs > 1 else os.cpu_count() or 1)
     waiting = list(missing)
     active: dict[Path, subprocess.Popen[str]] = {}
     failures: list[str] = []

@@ -1,6 +1,7 @@
-"""``eshampoo reproduce``: run what is missing, then draw from the logs alone."""
+"""``eshampoo reproduce``: take the results that are there, run the rest, draw from logs alone."""
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from eshampoo.lab.errors import UserError
 from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure
 from eshampoo.lab.figures.draw import draw
 from eshampoo.lab.figures.jobs import run_all
+from eshampoo.lab.figures.results import add_results, stored_logs
 from eshampoo.lab.figures.table import figure_table
 from eshampoo.lab.files import make_directory, write_atomic
 from eshampoo.lab.optimizers import check_options
 from eshampoo.lab.report.compare import Group
-from eshampoo.lab.run.runlog import FILE_NAME, compact, finished, read_log
+from eshampoo.lab.run.runlog import FILE_NAME, Log, finished, read_log, read_records
 from eshampoo.lab.run.runs import Run, Scale
 
 
@@ -55,11 +57,6 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
     return points
 
 
-def run_directory(out: Path, run: Run) -> Path:
-    """Where a run of any figure lies; figures share the runs that they have in common."""
-    return out / "logs" / f"{run.workload}-{run.scale}" / run.name
-
-
 def reproduce(known: argparse.Namespace, console: Console) -> int:
     """Run what is missing, draw the figure, write the table."""
     if known.figure not in FIGURES:
@@ -68,10 +65,13 @@ def reproduce(known: argparse.Namespace, console: Console) -> int:
     figure = FIGURES[known.figure]
     out = make_directory(known.out or Path("runs") / "figures")
     points = plan(figure, known.scale, known.seeds, known.steps)
-    runs = {run_directory(out, run): run for point in points for run in point.runs}
-    missing = {place: run for place, run in runs.items() if not finished(place)}
+    runs = {run.place: run for point in points for run in point.runs}
+    logs = stored_logs(known.results, runs.values())
+    others = {known.runs / place: run for place, run in runs.items() if place not in logs}
+    missing = {path: run for path, run in others.items() if not finished(path)}
     console.print(
-        f"{figure.name}: {len(runs)} runs, {len(runs) - len(missing)} of them finished before"
+        f"{figure.name}: {len(runs)} runs, {len(logs)} of them in {known.results},"
+        f" {len(others) - len(missing)} finished before, {len(missing)} missing"
     )
     if missing:
         for run in missing.values():
@@ -79,25 +79,32 @@ def reproduce(known: argparse.Namespace, console: Console) -> int:
         if not run_all(missing, known, console):
             console.print("interrupted and saved; the same command continues")
             return 130
+    if known.add and others:
+        added = [(run, read_records(path / FILE_NAME)) for path, run in others.items()]
+        changed = add_results(known.results, added)
+        console.print(f"added {len(added)} runs to {', '.join(map(str, changed))}")
+        # drawn from what was added, so that the same figure is drawn from the results later
+        logs = stored_logs(known.results, runs.values())
+    else:
+        logs |= {run.place: read_log(path / FILE_NAME) for path, run in others.items()}
+    write_figure(figure, points, logs, out / f"{figure.name}-{known.scale}", console)
+    return 0
+
+
+def write_figure(
+    figure: Figure, points: Sequence[Point], logs: Mapping[Path, Log], stem: Path, console: Console
+) -> None:
+    """Write the picture and the table of a figure, whose runs have all finished."""
     groups = [
         (
             point.panel,
             point.curve,
-            Group(
-                point.curve.label,
-                tuple(read_log(run_directory(out, run) / FILE_NAME) for run in point.runs),
-            ),
+            Group(point.curve.label, tuple(logs[run.place] for run in point.runs)),
         )
         for point in points
     ]
-    command = f"eshampoo reproduce {figure.name} --scale {known.scale}"
-    stem = f"{figure.name}-{known.scale}"
-    targets = [out] if known.export is None else [out, make_directory(known.export)]
-    for target in targets:
-        write_atomic(target / f"{stem}.png", draw(figure, groups))
-        write_atomic(target / f"{stem}.md", figure_table(figure, groups, command).encode())
-        console.print(f"figure: {target / stem}.png, table: {target / stem}.md")
-    if known.export is not None:
-        for place, run in runs.items():
-            compact(place / FILE_NAME, run_directory(known.export, run))
-    return 0
+    scale = points[0].runs[0].scale
+    table = figure_table(figure, groups, f"eshampoo reproduce {figure.name} --scale {scale}")
+    write_atomic(stem.with_suffix(".png"), draw(figure, groups))
+    write_atomic(stem.with_suffix(".md"), table.encode())
+    console.print(f"figure: {stem}.png, table: {stem}.md")

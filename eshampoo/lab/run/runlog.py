@@ -9,13 +9,13 @@ One record per line, told apart by ``kind``:
     evaluation  the metric on the validation set
     end         what the run came to
 
-A compact log has fewer ``step`` records, each the mean or sum over ``steps`` of them, and fewer
-``basis`` records.
+A compact log, as it lies among the results of the repository, has fewer ``step`` records, each the
+mean or sum over ``steps`` of them, and fewer ``basis`` records.
 """
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,31 +109,43 @@ class Log:
         return self.end is not None
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[Record]:
     """The records of a log, or one line saying what is wrong with it."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the log {path}: {error}; give a directory of runs") from error
-    records = []
+    return parse_records(lines, path, repeat(path))
+
+
+def repeat(path: Path) -> str:
+    """What to do about a damaged log."""
+    return f"the log is damaged, delete {path.parent} and repeat the run"
+
+
+def parse_records(lines: Iterable[str], path: Path, remedy: str) -> list[Record]:
+    """One record from each line of a file; ``remedy`` ends the complaint about a damaged one."""
+    records: list[Record] = []
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
         except ValueError:
             record = None
         if not isinstance(record, dict) or "kind" not in record:
-            raise UserError(
-                f"{path}, line {number}: not a record of a run; the log is damaged, delete"
-                f" {path.parent} and repeat the run"
-            )
+            raise UserError(f"{path}, line {number}: not a record of a run; {remedy}")
         records.append(record)
     return records
 
 
 def read_log(path: Path) -> Log:
-    """Read a log as arrays."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for record in read_records(path):
+    """Read the log of a run."""
+    return log_of(read_records(path), path, repeat(path))
+
+
+def log_of(records: Iterable[Record], path: Path, remedy: str) -> Log:
+    """The records of one run as arrays; file and ``remedy`` are for the complaint about damage."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
         groups.setdefault(record["kind"], []).append(record)
     try:
         header = groups["run"][0]
@@ -160,13 +172,10 @@ def read_log(path: Path) -> Log:
             end=groups["end"][0] if "end" in groups else None,
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path}: a record lacks or spoils {error}; the log is damaged, delete {path.parent}"
-            " and repeat the run"
-        ) from error
+        raise UserError(f"{path}: a record lacks or spoils {error}; {remedy}") from error
 
 
-def column(records: list[dict[str, Any]], key: str) -> Array:
+def column(records: Sequence[Record], key: str) -> Array:
     """One field of all records; null is not a number."""
     return np.array([record[key] for record in records], dtype=np.float64)
 
@@ -185,33 +194,3 @@ def finished(out: Path) -> bool:
     """Whether a directory holds a run that came to its end."""
     path = out / FILE_NAME
     return path.exists() and read_log(path).finished
-
-
-def compact(source: Path, directory: Path, points: int = 84, samples: int = 20) -> None:
-    """Copy a log with about ``points`` step records (losses averaged, times summed).
-
-    Of the ``basis`` records about ``samples`` are kept, the first and the last among them.
-    """
-    records = read_records(source)
-    steps = [record for record in records if record["kind"] == "step"]
-    basis = [record for record in records if record["kind"] == "basis"]
-    width = max(1, math.ceil(len(steps) / points))
-    others = [r for r in records if r["kind"] not in ("step", "basis", "end")]
-    stride = max(1, math.ceil(len(basis) / samples))
-    short = RunLog(directory, [*others, *basis[:-1:stride], *basis[-1:]])
-    for start in range(0, len(steps), width):
-        part = steps[start : start + width]
-        losses = [record["loss"] for record in part if record["loss"] is not None]
-        merged = {
-            "kind": "step",
-            "step": part[-1]["step"],
-            "steps": len(part),
-            "loss": round(sum(losses) / len(losses), 5) if losses else None,
-            "computations": part[-1]["computations"],
-        }
-        short.add(merged | {t: round(sum(record[t] for record in part), 4) for t in TIMES})
-    for record in records:
-        if record["kind"] == "end":
-            short.add(record)
-    directory.mkdir(parents=True, exist_ok=True)
-    short.save()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from eshampoo.lab.errors import UserError
@@ -35,6 +36,11 @@ class Run:
         """A directory name that tells runs apart: ``eshampoo,frequency=10,lr=0.001,seed=0``."""
         options = [f"{key}={written(self.options[key])}" for key in sorted(self.options)]
         return ",".join([self.optimizer, *options, f"steps={self.steps}", f"seed={self.seed}"])
+
+    @property
+    def place(self) -> Path:
+        """Where the run lies in a directory of runs."""
+        return Path(f"{self.workload}-{self.scale}") / self.name
 
     def record(self) -> dict[str, Any]:
         """The run as JSON data."""

@@ -1,18 +1,20 @@
 """Figures: every one is planned, runs what is missing, and is drawn from logs alone."""
 
-import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from tiny_runs import trained
 
 from eshampoo.lab.cli import main
 from eshampoo.lab.figures import jobs
 from eshampoo.lab.figures import reproduce as reproduce_module
 from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure, Panel
-from eshampoo.lab.figures.reproduce import plan, run_directory, scaled_frequency
-from eshampoo.lab.run.runlog import FILE_NAME, read_log
+from eshampoo.lab.figures.reproduce import plan, scaled_frequency, write_figure
+from eshampoo.lab.figures.results import add_results, stored_logs
+from eshampoo.lab.run.runlog import FILE_NAME, read_log, read_records
 
-PUBLISHED = Path(__file__).parents[3] / "docs" / "reproduction"
+ROOT = Path(__file__).parents[3]
 
 MERGED = {"merge_dims": False}
 SMALL_FIGURE = Figure(
@@ -42,6 +44,14 @@ SMALL_FIGURE = Figure(
 )
 
 
+@pytest.fixture(scope="module")
+def results():
+    """The results in the repository, as far as any figure needs them."""
+    figures = [plan(figure, "small", None, None) for figure in FIGURES.values()]
+    runs = [run for points in figures for point in points for run in point.runs]
+    return stored_logs(ROOT / "results", runs)
+
+
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
 def test_every_run_of_every_figure_has_options_that_its_optimizer_takes(name, scale):
@@ -63,28 +73,53 @@ def test_the_frequency_keeps_its_share_of_the_run():
     assert scaled_frequency(1, 1050, 7050) == 1
 
 
-def test_a_figure_runs_what_is_missing_and_is_redrawn_from_exported_logs(
+def sketched(place, results, *more):
+    """Make the sketch with all of its places below ``place`` but the results."""
+    words = ["reproduce", "sketch", "--scale", "tiny", "--steps", "40", "--results", str(results)]
+    words += ["--runs", str(place / "runs"), "--out", str(place / "out"), *more]
+    assert main(words) == 0
+    picture, table = place / "out" / "sketch-tiny.png", place / "out" / "sketch-tiny.md"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    return table.read_text()
+
+
+def test_a_figure_runs_what_is_missing_and_is_drawn_again_from_runs_or_results(
     tmp_path, capsys, monkeypatch
 ):
-    """The second time nothing runs; the exported compact logs alone are enough as well."""
+    """The second time nothing runs; results to which the runs were added are enough alone."""
     monkeypatch.setattr(reproduce_module, "FIGURES", {"sketch": SMALL_FIGURE})
-    out, export = tmp_path / "out", tmp_path / "export"
-    words = ["reproduce", "sketch", "--scale", "tiny", "--steps", "40", "--out"]
-    assert main([*words, str(out), "--jobs", "2", "--export", str(export)]) == 0
+    first, results = tmp_path / "first", tmp_path / "results"
+    sketched(first, results, "--jobs", "2")
     # AdamW's default rate is one of those in the first panel, and all panels share EShampoo's run
-    assert "3 runs, 0 of them finished" in capsys.readouterr().out
-    assert len(list(out.rglob(FILE_NAME))) == 3
-    assert not list(out.rglob("*.pt"))
+    assert "3 runs, 0 of them in" in capsys.readouterr().out
+    logs = [read_log(path) for path in (first / "runs").rglob(FILE_NAME)]
+    assert [log.header["environment"]["threads"] for log in logs] == [1, 1, 1]
+    assert not list(first.rglob("*.pt"))
+    assert not results.exists()
 
     monkeypatch.setattr(jobs, "start", lambda words: pytest.fail("ran again"))
-    for place in (out, export):
-        (place / "sketch-tiny.png").unlink()
-        assert main([*words, str(place)]) == 0
-        assert (place / "sketch-tiny.png").read_bytes()[:4] == b"\x89PNG"
-        table = (place / "sketch-tiny.md").read_text()
-        assert "∞ (diverged)" in table
-        assert "10.00%" in table  # F as a share of the run
-        assert table.count("EShampoo") == 1  # every run has one row, in however many panels
+    again = sketched(first, results)
+    assert "∞ (diverged)" in again
+    assert "10.00%" in again  # F as a share of the run
+    assert again.count("EShampoo") == 1  # every run has one row, in however many panels
+    added = sketched(first, results, "--add")
+    assert sketched(tmp_path / "second", results) == added
+    assert "3 of them in" in capsys.readouterr().out.split("sketch:")[-1]
+    assert not (tmp_path / "second" / "runs").exists()
+
+
+def test_only_runs_that_are_not_among_the_results_are_run(tmp_path, monkeypatch):
+    run = plan(SMALL_FIGURE, "tiny", 1, 24)[0].runs[0]
+    log = trained(run, tmp_path / "run")
+    add_results(tmp_path / "results", [(run, read_records(log.path))])
+    started = []
+    monkeypatch.setattr(reproduce_module, "FIGURES", {"sketch": SMALL_FIGURE})
+    monkeypatch.setattr(reproduce_module, "run_all", lambda missing, *_: started.extend(missing))
+    words = ["reproduce", "sketch", "--scale", "tiny", "--steps", "24", "--out", str(tmp_path)]
+    words += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    assert main(words) == 130  # nothing was run, as after an interruption
+    assert len(started) == 2
+    assert tmp_path / "runs" / run.place not in started
 
 
 def test_a_failing_run_is_told(tmp_path, capsys, monkeypatch):
@@ -92,7 +127,7 @@ def test_a_failing_run_is_told(tmp_path, capsys, monkeypatch):
     figure = Figure("sketch", "", "", (Panel("", "digits-vit", (wrong,), "step"),), seeds=1)
     monkeypatch.setattr(reproduce_module, "FIGURES", {"sketch": figure})
     words = ["reproduce", "sketch", "--scale", "tiny", "--out", str(tmp_path)]
-    assert main(words) == 2
+    assert main([*words, "--runs", str(tmp_path / "runs")]) == 2
     error = capsys.readouterr().err
     assert "1 runs failed" in error
     assert "refuses its options" in error
@@ -100,19 +135,26 @@ def test_a_failing_run_is_told(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_point_of_a_published_figure_has_its_log(name):
+def test_every_point_of_a_published_figure_is_among_the_results(name, results):
     for point in plan(FIGURES[name], "small", None, None):
         for run in point.runs:
-            log = read_log(run_directory(PUBLISHED, run) / FILE_NAME)
+            log = results[run.place]
             assert log.run == run
             assert log.finished
             assert "--out OUT" in log.header["command"]
 
 
-def test_a_published_figure_is_drawn_from_its_logs_alone(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_published_table_is_what_the_results_say(name, results, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce_module, "draw", lambda figure, groups: b"")
+    points = plan(FIGURES[name], "small", None, None)
+    write_figure(FIGURES[name], points, results, tmp_path / f"{name}-small", Console())
+    table = (tmp_path / f"{name}-small.md").read_text()
+    assert table == (ROOT / "docs" / "reproduction" / f"{name}-small.md").read_text()
+
+
+def test_a_published_figure_is_drawn_from_the_results_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "start", lambda words: pytest.fail("ran"))
-    copy = shutil.copytree(PUBLISHED, tmp_path / "copy")
-    (copy / "fig4-small.png").unlink()
-    assert main(["reproduce", "fig4", "--out", str(copy)]) == 0
-    assert (copy / "fig4-small.png").read_bytes()[:4] == b"\x89PNG"
-    assert (copy / "fig4-small.md").read_text() == (PUBLISHED / "fig4-small.md").read_text()
+    words = ["reproduce", "fig4", "--results", str(ROOT / "results"), "--out", str(tmp_path)]
+    assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
+    assert (tmp_path / "fig4-small.png").read_bytes()[:4] == b"\x89PNG"
