@@ -45,11 +45,11 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels, what the paper says about them, and how much of it a small run repeats."""
+    """Panels with a title, the number of seeds, and the length of the runs."""
 
     name: str
     title: str
-    claim: str
+    note: str  # what the paper says about it, or what it shows where it is not the paper's
     panels: tuple[Panel, ...]
     seeds: int
     steps: Mapping[Scale, int] = field(default_factory=dict)  # none: the workload's
@@ -68,7 +68,7 @@ ADAMW = Curve("AdamW", "adamw")
 FIGURE_1 = Figure(
     name="fig1",
     title="Stale Shampoo without grafting",
-    claim="Shampoo with F = 100 and no grafting is worse than AdamW for every α and ε.",
+    note="The paper: Shampoo with F = 100 and no grafting is worse than AdamW for every α and ε.",
     panels=(
         Panel(
             title="Imagewoof ViT",
@@ -132,8 +132,9 @@ def transfer_panel(
 FIGURE_2 = Figure(
     name="fig2",
     title="Transfer of the learning rate",
-    claim="EShampoo is better than Shampoo with grafting, Adam's best learning rate serves both;"
-    " trace-scaled Shampoo² matches them; Shampoo without grafting does on the ViT alone.",
+    note="The paper: EShampoo is better than Shampoo with grafting, Adam's best learning rate"
+    " serves both; trace-scaled Shampoo² matches them; Shampoo without grafting does on the ViT"
+    " alone.",
     panels=(
         transfer_panel("Imagewoof ViT", "imagewoof-vit", (3e-3, 6e-3, 1e-2, 3e-2)),
         transfer_panel(
@@ -149,8 +150,8 @@ FIGURE_2 = Figure(
 FIGURE_3 = Figure(
     name="fig3",
     title="Adaptive computation of the basis",
-    claim="Adaptive QR is slower than adaptive eigh, the more so with few iterations; SOAP ends"
-    " higher; τ = 0.1 with F = 50 takes 20 % less time than F = 100 without a criterion.",
+    note="The paper: Adaptive QR is slower than adaptive eigh, the more so with few iterations;"
+    " SOAP ends higher; τ = 0.1 with F = 50 takes 20 % less time than F = 100 without a criterion.",
     panels=(
         Panel(
             title="Solvers, τ = 0.2, F = 1",
@@ -191,8 +192,9 @@ PATTERNS = Curve("EShampoo", "eshampoo", {**FULL, "tau": 0.01}, 1)
 FIGURE_4 = Figure(
     name="fig4",
     title="Patterns of adaptivity",
-    claim="Bases change most early on; those of biases more often than of weights, of layer norms"
-    " four times as often as of linear layers; A more often than L, L more often than R.",
+    note="The paper: Bases change most early on; those of biases more often than of weights, of"
+    " layer norms four times as often as of linear layers; A more often than L, L more often than"
+    " R.",
     panels=(
         Panel("Factors", "imagewoof-vit", (PATTERNS,), "step", "letter"),
         Panel("Biases and weights", "imagewoof-vit", (PATTERNS,), "step", "bias"),
@@ -204,8 +206,9 @@ FIGURE_4 = Figure(
 FIGURE_5 = Figure(
     name="fig5",
     title="When and where the basis matters",
-    claim="A good basis matters early: τ = 0.01 for the first 10 % is worth far more than for the"
-    " last 10 %; a single basis (τ = 0.99) beats AdamW; all of the gain comes from matrices.",
+    note="The paper: A good basis matters early: τ = 0.01 for the first 10 % is worth far more"
+    " than for the last 10 %; a single basis (τ = 0.99) beats AdamW; all of the gain"
+    " comes from matrices.",
     panels=(
         Panel(
             title="Schedules of τ",
@@ -264,7 +267,8 @@ def partial_panels(title: str, workload: str) -> tuple[Panel, Panel]:
 PARTIAL = Figure(
     name="partial",
     title="Refreshing only what moved",
-    claim="Not in the paper: is the loss as low when a refresh does a small share of the work?",
+    note="Final loss against the optimizer's seconds, with full and with partial refreshes: is the"
+    " loss as low when a refresh does a small share of the work?",
     panels=(
         *partial_panels("Imagewoof ViT", "imagewoof-vit"),
         *partial_panels("Molecules, message passing", "molecules-gnn"),
@@ -277,7 +281,8 @@ TIME_RATES = rates((6e-4, 1e-3), (2e-3, 4e-3))
 TIME = Figure(
     name="time",
     title="Time to AdamW's loss",
-    claim="EShampoo reaches the loss of Shampoo with grafting, and AdamW's, in fewer steps.",
+    note="Training loss against steps and against seconds; the curves show each method at the"
+    " better of its two learning rates.",
     panels=tuple(
         Panel(
             title=f"Imagewoof ViT, {horizontal}",

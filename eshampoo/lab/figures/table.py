@@ -12,8 +12,8 @@ Points = Sequence[tuple[int, Curve, Group]]  # number of the panel, its curve, t
 
 
 def figure_table(figure: Figure, points: Points, command: str) -> str:
-    """Markdown: the claim, the command, and one row per curve and learning rate."""
-    lines = [f"# {figure.title}", "", f"The paper: {figure.claim}", "", f"    {command}", ""]
+    """Markdown: the note, the command, and one row per curve and learning rate."""
+    lines = [f"# {figure.title}", "", figure.note, "", f"    {command}", ""]
     shown: set[str] = set()
     for index, panel in enumerate(figure.panels):
         groups = [group for number, _, group in points if number == index]

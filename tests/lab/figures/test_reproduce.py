@@ -20,7 +20,7 @@ MERGED = {"merge_dims": False}
 SMALL_FIGURE = Figure(
     name="sketch",
     title="A sketch",
-    claim="nothing",
+    note="nothing",
     panels=(
         Panel(
             "Rates",
