@@ -1,26 +1,20 @@
 """The optimizers by the names that are typed, and the options that they take."""
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from eshampoo.lab.errors import UserError
+from eshampoo.optimizers import CLASSES
 
 Option = bool | int | float | str | None | tuple[float, ...]
 
-# typed name -> module and class; imported only when used
-OPTIMIZERS: Mapping[str, tuple[str, str]] = {
-    "adamw": ("torch.optim", "AdamW"),
-    "eshampoo": ("eshampoo", "EShampoo"),
-    "shampoo": ("eshampoo", "Shampoo"),
-    "soap": ("eshampoo", "SOAP"),
-    "klshampoo": ("eshampoo", "KLShampoo"),
-    "fullmatrixadam": ("eshampoo", "FullMatrixAdam"),
+OPTIMIZERS: Mapping[str, type[Optimizer]] = {
+    found.__name__.lower(): found for found in (AdamW, *CLASSES)
 }
 
 
@@ -28,9 +22,7 @@ def optimizer_class(name: str) -> type[Optimizer]:
     """The class behind a typed name."""
     if name not in OPTIMIZERS:
         raise UserError(f"unknown optimizer {name!r}; choose one of: {', '.join(OPTIMIZERS)}")
-    module, attribute = OPTIMIZERS[name]
-    found: type[Optimizer] = getattr(importlib.import_module(module), attribute)
-    return found
+    return OPTIMIZERS[name]
 
 
 def parse_option(text: str) -> Option:

@@ -6,18 +6,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from eshampoo.lab.errors import UserError
-from eshampoo.lab.optimizers import Option
+from eshampoo.lab.optimizers import OPTIMIZERS, Option
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
-NAMES = {
-    "adamw": "AdamW",
-    "eshampoo": "EShampoo",
-    "shampoo": "Shampoo",
-    "soap": "SOAP",
-    "klshampoo": "KL-Shampoo",
-    "fullmatrixadam": "full-matrix Adam",
-}
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,9 @@ def label(run: Run, others: Sequence[Run]) -> str:
     namesakes = [other for other in others if other.optimizer == run.optimizer]
     keys = sorted({key for other in namesakes for key in other.options})
     told = [key for key in keys if len({repr(other.options.get(key)) for other in namesakes}) > 1]
-    name = NAMES.get(run.optimizer, run.optimizer)
+    # a log may be of an optimizer that this version does not have
+    known = OPTIMIZERS.get(run.optimizer)
+    name = run.optimizer if known is None else known.__name__
     return " ".join([name, *(f"{key}={written(run.options.get(key))}" for key in told)])
 
 

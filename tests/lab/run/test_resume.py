@@ -12,10 +12,9 @@ import pytest
 from tiny_runs import tiny, trained
 
 from eshampoo.lab.errors import UserError
+from eshampoo.lab.optimizers import OPTIMIZERS
 from eshampoo.lab.run.checkpoint import checkpoints
 from eshampoo.lab.run.runlog import FILE_NAME, read_log
-
-OPTIMIZERS = ("adamw", "eshampoo", "shampoo", "soap")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
