@@ -13,7 +13,7 @@ from pathlib import Path
 
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.files import make_directory, write_atomic
-from eshampoo.lab.run.runlog import TIMES, Log, Record, encode, log_of, parse_records
+from eshampoo.lab.run.runlog import CPU_TIMES, TIMES, Log, Record, encode, log_of, parse_records
 from eshampoo.lab.run.runs import Run, run_from_record
 
 POINTS, SAMPLES = 84, 20  # records of a compact log: of steps, and of bases
@@ -99,11 +99,12 @@ def compact(
 def merge(steps: Sequence[Record]) -> Record:
     """One step record in place of several."""
     losses = [record["loss"] for record in steps if record["loss"] is not None]
+    times = [name for name in (*TIMES, *CPU_TIMES) if all(name in record for record in steps)]
     return {
         "kind": "step",
         "step": steps[-1]["step"],
         "steps": sum(record.get("steps", 1) for record in steps),
         "loss": round(sum(losses) / len(losses), 5) if losses else None,
         "computations": steps[-1]["computations"],
-        **{name: round(sum(record[name] for record in steps), 4) for name in TIMES},
+        **{name: round(sum(record[name] for record in steps), 4) for name in times},
     }

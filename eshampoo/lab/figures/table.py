@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from eshampoo.lab.figures.catalogue import Curve, Figure
-from eshampoo.lab.report.compare import Group, baseline, reached_text, value_text
+from eshampoo.lab.report.compare import (
+    Group,
+    baseline,
+    has_cpu,
+    measure_names,
+    measures,
+    reached_text,
+)
 from eshampoo.lab.run.runlog import Log
 from eshampoo.lab.run.runs import typed
 
@@ -23,6 +30,10 @@ def figure_table(figure: Figure, points: Points, command: str) -> str:
             continue
         shown |= names
         machine = first.header["environment"]
+        cpu = has_cpu(groups)
+        columns = ["method", "options", "F / steps"]
+        columns += measure_names(first.header["metric"], "in the optimizer", cpu)
+        columns += ["Σ \\|S\\|³", "to AdamW's best"]
         lines += [
             f"## {panel.title}",
             "",
@@ -31,37 +42,28 @@ def figure_table(figure: Figure, points: Points, command: str) -> str:
             f" {len(groups[0].logs)} seeds; torch {machine['torch']}, {machine['processor']},"
             f" {machine['threads']} threads.",
             "",
-            "| method | options | F / steps | final loss | "
-            f"{first.header['metric']} | time | in the optimizer | bases | Σ \\|S\\|³ |"
-            " to AdamW's best |",
-            "|---|---|---|---|---|---|---|---|---|---|",
-            *(table_row(group, baseline(groups)) for group in groups),
+            row_text(columns),
+            "|---" * len(columns) + "|",
+            *(row_text(table_row(group, baseline(groups), cpu)) for group in groups),
             "",
         ]
     return "\n".join(lines)
 
 
-def table_row(group: Group, reference: Group | None) -> str:
-    """One row of the table of a figure."""
+def row_text(cells: Sequence[str]) -> str:
+    """A row of a Markdown table."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def table_row(group: Group, reference: Group | None, cpu: bool) -> list[str]:
+    """The cells of one row of the table of a figure."""
     run = group.run
     options = ", ".join(f"{key} {typed(value)}" for key, value in run.options.items())
     frequency = run.options.get("frequency")
     share = f"{frequency / run.steps:.2%}" if isinstance(frequency, int) else "–"
-    metrics = group.metrics()
     work = fmean(decomposition_work(log) for log in group.logs)
-    cells = [
-        group.label,
-        options,
-        share,
-        value_text(group),
-        f"{fmean(metrics):.3g}" if metrics else "–",
-        f"{group.mean('seconds'):.1f} s",
-        f"{group.mean('optimizer_share'):.0%}",
-        f"{group.mean('computations'):,.0f}",
-        f"{work:.2g}",
-        reached_text(group, reference),
-    ]
-    return "| " + " | ".join(cells) + " |"
+    reached = reached_text(group, reference)
+    return [group.label, options, share, *measures(group, cpu), f"{work:.2g}", reached]
 
 
 def decomposition_work(log: Log) -> float:

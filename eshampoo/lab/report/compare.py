@@ -154,23 +154,38 @@ def value_text(group: Group) -> str:
 
 
 def comparison_table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
-    """Column names and rows of text: the table of the console, the report and the figures."""
+    """Column names and rows of text: the table of the console and of the report."""
     reference = baseline(groups)
     metric = groups[0].logs[0].header["metric"] if groups else "metric"
-    columns = ["optimizer", "final loss", metric, "time", "in optimizer", "bases"]
+    cpu = has_cpu(groups)
+    columns = ["optimizer", *measure_names(metric, "in optimizer", cpu)]
     columns += ["to AdamW's loss"] if reference else []
     rows = []
     for group in sorted(groups, key=lambda group: group.mean("final_loss")):
-        metrics = group.metrics()
-        row = [
-            group.label,
-            value_text(group),
-            f"{fmean(metrics):.3g}" if metrics else "–",
-            f"{group.mean('seconds'):.1f} s",
-            f"{group.mean('optimizer_share'):.0%}",
-            f"{group.mean('computations'):,.0f}",
-        ]
-        if reference:
-            row.append(reached_text(group, reference))
-        rows.append(row)
+        row = [group.label, *measures(group, cpu)]
+        rows.append([*row, reached_text(group, reference)] if reference else row)
     return columns, rows
+
+
+def has_cpu(groups: Sequence[Group]) -> bool:
+    """Whether every run has its CPU seconds, which older logs lack."""
+    ends = [log.end for group in groups for log in group.logs]
+    return bool(ends) and all("cpu_seconds" in (end or {}) for end in ends)
+
+
+def measure_names(metric: str, share: str, cpu: bool) -> list[str]:
+    """The columns of ``measures``."""
+    return ["final loss", metric, "time", share, *(["CPU time"] if cpu else []), "bases"]
+
+
+def measures(group: Group, cpu: bool) -> list[str]:
+    """What a group came to, as cells of a table: losses, metric, times, basis computations."""
+    metrics = group.metrics()
+    return [
+        value_text(group),
+        f"{fmean(metrics):.3g}" if metrics else "–",
+        f"{group.mean('seconds'):.1f} s",
+        f"{group.mean('optimizer_share'):.0%}",
+        *([f"{group.mean('cpu_seconds'):.1f} s"] if cpu else []),
+        f"{group.mean('computations'):,.0f}",
+    ]

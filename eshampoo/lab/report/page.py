@@ -62,7 +62,8 @@ def table_section(groups: Sequence[Group]) -> str:
         f"<p class=note>{'Means ± one standard deviation over ' if seeds > 1 else ''}{seeds}"
         f" seed{'s' * (seeds != 1)}. The final loss is the training loss averaged over the last"
         " 5 % of the steps. Time is that of the training steps alone, without evaluation and"
-        " logging. A trivial predictor has"
+        " logging; CPU time is that of all threads of the process, and leaves out what else the"
+        " machine did. A trivial predictor has"
         f" {escape(str(header['metric']))} {trivial}.</p></section>"
     )
 

@@ -4,7 +4,8 @@ One record per line, told apart by ``kind``:
 
     run         the run's data, its setting, layer kinds, command, versions, machine
     factors     parameter, shape, block, mode, size, kind and letter (L, R, A) of each factor
-    step        loss; seconds for the data, forward and backward, optimizer; basis computations
+    step        loss; wall seconds for the data, forward and backward, optimizer; CPU seconds of
+                the step and of the optimizer (not in older logs); basis computations
     basis       Σ|S|³ so far; per factor: checks, computations so far and the last criterion
     evaluation  the metric on the validation set
     end         what the run came to
@@ -31,7 +32,18 @@ Record = Mapping[str, Any]
 Array = NDArray[np.float64]
 
 FILE_NAME = "log.jsonl"
-TIMES = ("data", "forward_backward", "optimizer")
+TIMES = ("data", "forward_backward", "optimizer")  # the parts of a step, in wall seconds
+CPU_TIMES = ("cpu", "cpu_optimizer")  # a whole step and its optimizer, in CPU seconds
+# every field in which equal runs may differ
+MEASURED = (
+    *TIMES,
+    *CPU_TIMES,
+    "seconds",
+    "optimizer_share",
+    "cpu_seconds",
+    "cpu_optimizer_share",
+    "logging_share",
+)
 
 
 class RunLog:
@@ -88,6 +100,7 @@ class Log:
     step: Array
     loss: Array
     times: Mapping[str, Array]
+    cpu_times: Mapping[str, Array]  # not a number in logs from before CPU seconds were taken
     computations: Array
     evaluations: tuple[tuple[int, float], ...]
     factors: tuple[Factor, ...]
@@ -158,6 +171,7 @@ def log_of(records: Iterable[Record], path: Path, remedy: str) -> Log:
             step=column(steps, "step"),
             loss=column(steps, "loss"),
             times={name: column(steps, name) for name in TIMES},
+            cpu_times={name: optional_column(steps, name) for name in CPU_TIMES},
             computations=column(steps, "computations"),
             evaluations=tuple(
                 (record["step"], math.nan if record["metric"] is None else record["metric"])
@@ -178,6 +192,11 @@ def log_of(records: Iterable[Record], path: Path, remedy: str) -> Log:
 def column(records: Sequence[Record], key: str) -> Array:
     """One field of all records; null is not a number."""
     return np.array([record[key] for record in records], dtype=np.float64)
+
+
+def optional_column(records: Sequence[Record], key: str) -> Array:
+    """One field of all records, not a number where a record lacks it."""
+    return np.array([record.get(key) for record in records], dtype=np.float64)
 
 
 def find_logs(directory: Path) -> list[Log]:

@@ -4,7 +4,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,15 @@ from eshampoo.lab.optimizers import build_optimizer, schedule, scheduled
 from eshampoo.lab.run.basis import basis_record, computations, factors_record
 from eshampoo.lab.run.checkpoint import discard_checkpoints, load_checkpoint, save_checkpoint
 from eshampoo.lab.run.environment import environment
-from eshampoo.lab.run.runlog import FILE_NAME, TIMES, RunLog, read_log, read_records
+from eshampoo.lab.run.runlog import (
+    CPU_TIMES,
+    FILE_NAME,
+    TIMES,
+    Record,
+    RunLog,
+    read_log,
+    read_records,
+)
 from eshampoo.lab.run.runs import Run
 from eshampoo.lab.workloads import Setting, Workload
 
@@ -131,7 +139,7 @@ def _step_(state: _State) -> float:
     """One step: batch, forward and backward, update; then the log."""
     run, model, optimizer = state.run, state.model, state.optimizer
     _apply_schedules_(state)
-    begin = time.perf_counter()
+    begin, begin_cpu = time.perf_counter(), time.process_time()
     indices = batch_indices(len(state.dataset), state.setting.batch, run.seed, state.step)
     batch = state.dataset.batch(indices, seeded(run.seed, state.step, 1))
     loaded = time.perf_counter()
@@ -142,9 +150,9 @@ def _step_(state: _State) -> float:
     if state.setting.clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), state.setting.clip)
     loss = loss_tensor.item()
-    differentiated = time.perf_counter()
+    differentiated, differentiated_cpu = time.perf_counter(), time.process_time()
     optimizer.step()
-    updated = time.perf_counter()
+    updated, updated_cpu = time.perf_counter(), time.process_time()
     state.step += 1
     state.diverged = not math.isfinite(loss)
     state.log.add(
@@ -155,6 +163,8 @@ def _step_(state: _State) -> float:
             "data": round(loaded - begin, 6),
             "forward_backward": round(differentiated - loaded, 6),
             "optimizer": round(updated - differentiated, 6),
+            "cpu": round(updated_cpu - begin_cpu, 6),
+            "cpu_optimizer": round(updated_cpu - differentiated_cpu, 6),
             "computations": computations(optimizer),
         }
     )
@@ -246,11 +256,23 @@ def _finish(state: _State) -> None:
             else sum(record["loss"] for record in last) / len(last),
             "seconds": sum(seconds.values()),
             "optimizer_share": seconds["optimizer"] / sum(seconds.values()),
+            **_cpu_summary(steps),
             "logging_share": state.logging / sum(seconds.values()),
             "computations": computations(state.optimizer),
         }
     )
     state.log.save()
+
+
+def _cpu_summary(steps: Sequence[Record]) -> Record:
+    """CPU seconds of the run and the optimizer's share of them.
+
+    There are none for a run that was begun by a version which did not take them.
+    """
+    if not all("cpu" in record for record in steps):
+        return {}
+    total, optimizer = (sum(record[name] for record in steps) for name in CPU_TIMES)
+    return {"cpu_seconds": total, "cpu_optimizer_share": optimizer / total}
 
 
 @contextmanager

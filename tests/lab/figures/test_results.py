@@ -33,6 +33,8 @@ def test_a_compact_log_keeps_the_curve_and_the_end(logs):
     assert short.end == log.end
     assert short.loss[0] == pytest.approx(log.loss[:3].mean(), abs=1e-4)
     assert short.seconds[-1] == pytest.approx(log.seconds[-1], abs=0.01)
+    for name, values in log.cpu_times.items():
+        assert short.cpu_times[name].sum() == pytest.approx(values.sum(), abs=0.01)
     kept = np.isin(log.basis_step, short.basis_step)
     assert 0 < kept.sum() == len(short.basis_step) < len(kept)
     assert kept[-1]

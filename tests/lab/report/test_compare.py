@@ -6,12 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eshampoo.lab.report.compare import Group, first_reached, group_logs, smooth, verdict
+from eshampoo.lab.report.compare import (
+    Group,
+    comparison_table,
+    first_reached,
+    group_logs,
+    smooth,
+    verdict,
+)
 from eshampoo.lab.run.runlog import Log
 from eshampoo.lab.run.runs import Run
 
 
-def made_log(optimizer, seed, final, steps=100, **options):
+def made_log(optimizer, seed, final, steps=100, cpu=True, **options):
     """A log whose loss falls in a straight line from 2 to ``final``."""
     x = np.arange(1.0, steps + 1)
     empty = np.zeros(0)
@@ -22,6 +29,7 @@ def made_log(optimizer, seed, final, steps=100, **options):
         step=x,
         loss=2 + (final - 2) * x / steps,
         times={"data": 0 * x, "forward_backward": 0 * x + 0.1, "optimizer": 0 * x},
+        cpu_times={"cpu": 0 * x + 0.2, "cpu_optimizer": 0 * x},
         computations=0 * x,
         evaluations=((steps, 0.9),),
         factors=(),
@@ -35,6 +43,7 @@ def made_log(optimizer, seed, final, steps=100, **options):
             "seconds": 0.1 * steps,
             "optimizer_share": 0.1,
             "computations": 0,
+            **({"cpu_seconds": 0.2 * steps} if cpu else {}),
         },
     )
 
@@ -84,3 +93,14 @@ def test_reaching_a_loss_uses_the_averaged_curve():
     assert seconds == pytest.approx(0.1 * steps)
     assert first_reached(log, 0.5) == (math.inf, math.inf)
     assert Group("a", (log,)).mean("final_loss") == 1.0
+
+
+def test_the_table_shows_cpu_seconds_where_every_run_has_them():
+    logs = [made_log("adamw", 0, 0.9), made_log("soap", 0, 0.8)]
+    columns, rows = comparison_table(group_logs(logs))
+    assert [row[columns.index("CPU time")] for row in rows] == ["20.0 s", "20.0 s"]
+    older = made_log("eshampoo", 0, 0.7, cpu=False)
+    columns, rows = comparison_table(group_logs([*logs, older]))
+    assert "CPU time" not in columns
+    assert {len(row) for row in rows} == {len(columns)}
+    assert comparison_table([])[1] == []

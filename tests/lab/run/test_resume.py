@@ -1,6 +1,7 @@
 """A run that was stopped, interrupted, killed or damaged goes on to the same curve, bit for bit."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -114,3 +115,16 @@ def test_another_run_is_not_resumed(tmp_path):
     trained(tiny("eshampoo"), tmp_path, watch=count.append, stopped=lambda: len(count) == 3)
     with pytest.raises(UserError, match="holds another run"):
         trained(tiny("eshampoo", tau=0.3), tmp_path, resume=True)
+
+
+def test_a_run_that_was_begun_without_cpu_seconds_goes_on_without_their_sum(tmp_path):
+    """Older versions did not take them; whatever steps have them keep them."""
+    run, seen = tiny("eshampoo"), []
+    trained(run, tmp_path, watch=seen.append, stopped=lambda: len(seen) == 14)
+    path = tmp_path / FILE_NAME
+    path.write_text(re.sub(r',"cpu(_optimizer)?":[^,}]+', "", path.read_text()))
+    assert np.isnan(read_log(path).cpu_times["cpu"]).all()
+    resumed = trained(run, tmp_path, resume=True)
+    assert np.isnan(resumed.cpu_times["cpu"]).tolist() == [True] * 14 + [False] * 10
+    assert resumed.end["seconds"] > 0
+    assert "cpu_seconds" not in resumed.end

@@ -1,6 +1,8 @@
 """The loop: equal runs are equal, and the log says truly what was run and where time went."""
 
 import time
+from itertools import count
+from types import SimpleNamespace
 
 import made_data
 import numpy as np
@@ -11,6 +13,8 @@ from tiny_runs import tiny, trained
 from eshampoo.lab.catalogue import WORKLOADS
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.optimizers import scheduled
+from eshampoo.lab.run import training
+from eshampoo.lab.run.runlog import CPU_TIMES, TIMES
 from eshampoo.lab.run.runs import Run
 
 
@@ -40,6 +44,18 @@ def test_the_split_of_the_time_adds_up(tmp_path):
     assert log.end["seconds"] < elapsed
     optimizer = log.times["optimizer"].sum()
     assert log.end["optimizer_share"] == pytest.approx(optimizer / log.seconds[-1])
+
+
+def test_cpu_seconds_stand_beside_the_wall_seconds(tmp_path, monkeypatch):
+    """With clocks that tick when they are read: wall seconds in twos, CPU seconds in ones."""
+    ticks = {"perf_counter": count(0, 2).__next__, "process_time": count().__next__}
+    monkeypatch.setattr(training, "time", SimpleNamespace(**ticks))
+    log = trained(tiny("eshampoo", steps=4), tmp_path)
+    assert [log.times[name].tolist() for name in TIMES] == [[2] * 4] * 3
+    assert [log.cpu_times[name].tolist() for name in CPU_TIMES] == [[2] * 4, [1] * 4]
+    assert (log.end["seconds"], log.end["cpu_seconds"]) == (24, 8)
+    assert log.end["optimizer_share"] == pytest.approx(1 / 3)
+    assert log.end["cpu_optimizer_share"] == 0.5
 
 
 def test_the_header_says_what_was_run(tmp_path):
