@@ -17,7 +17,7 @@ from eshampoo.lab.workloads import Setting, Workload
 
 
 def options(lr: float, weight_decay: float, beta2: float = 0.999) -> Mapping[str, Option]:
-    """What every optimizer of a setting shares; ε as in the paper."""
+    """Return the options that every optimizer of a setting shares, with ε as in the paper."""
     return {"lr": lr, "betas": (0.9, beta2), "eps": 1e-10, "weight_decay": weight_decay}
 
 
@@ -50,8 +50,8 @@ DIGITS_VIT = Workload(
             batch=64,
             threads=1,
             options=options(3e-3, 1e-4),
-            # the best of 3e-3, 6e-3, 1e-2, 2e-2 for each; F keeps its share of the run, and was
-            # tried at other values too for Shampoo and EShampoo (docs/lab.md tells all of it)
+            # each rate is the best of 3e-3, 6e-3, 1e-2, 2e-2; F keeps its share of the run, and
+            # other values were tried for Shampoo and EShampoo (docs/lab.md tells all of it)
             tuned={
                 "adamw": {"lr": 6e-3},
                 "shampoo": {"lr": 1e-2, "frequency": 4},
@@ -94,7 +94,7 @@ IMAGEWOOF_VIT = Workload(
             data=partial(images.load_imagewoof, size=48, stored=56),
             steps=420,
             batch=128,
-            # the best of 3e-4, 1e-3, 3e-3, 1e-2 (docs/reproduction.md)
+            # each rate is the best of 3e-4, 1e-3, 3e-3, 1e-2 (docs/reproduction.md)
             options=options(3e-3, 1e-4),
             tuned={"adamw": {"lr": 1e-3}},
             evaluations=2,
@@ -138,7 +138,7 @@ IMAGEWOOF_CONVNEXT = Workload(
             evaluations=2,
             threads=1,
         ),
-        # the paper does not give the size; this is ConvNeXt V2 "tiny", as large as its ViT
+        # the paper does not give the size of its model; ConvNeXt V2 "tiny" is as large as its ViT
         "paper": Setting(
             model=partial(
                 ConvNeXt, widths=(96, 192, 384, 768), depths=(3, 3, 9, 3), patch=4, drop_path=0.1
@@ -177,7 +177,7 @@ MRI_UNET = Workload(
             options=options(3e-3, 1e-4),
             evaluations=2,
         ),
-        # AlgoPerf's shape and length; β2 as the smallest of the winning submission is not published
+        # the model and the length are AlgoPerf's; the β2 of its winning submission is not published
         "paper": Setting(
             model=partial(UNet, channels=32, pools=4),
             data=partial(mri.load_mri, size=320),
@@ -269,7 +269,7 @@ TEXT_LLAMA = Workload(
             options=options(3e-3, 0.1, 0.95),
             evaluations=2,
         ),
-        # 324 million parameters as in the paper, which gives no other dimension of the model
+        # the paper gives 324 million parameters and no other dimension of its model
         "paper": Setting(
             model=partial(
                 Llama, width=1024, depth=22, heads=16, key_heads=8, hidden=2784, length=2048
@@ -296,14 +296,14 @@ WORKLOADS: Mapping[str, Workload] = {
 
 
 def workload(name: str) -> Workload:
-    """The row of the table with this name."""
+    """Return the workload of this name."""
     if name not in WORKLOADS:
         raise UserError(f"unknown workload {name!r}; choose one of: {', '.join(WORKLOADS)}")
     return WORKLOADS[name]
 
 
 def setting(run: Run) -> Setting:
-    """The setting that a run asks for."""
+    """Return the setting of the workload and scale that a run asks for."""
     if run.scale not in SCALES:
         raise UserError(f"unknown scale {run.scale!r}; choose one of: {', '.join(SCALES)}")
     return workload(run.workload).settings[run.scale]

@@ -23,21 +23,21 @@ EXTRA = (
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are one line."""
+    """An argument parser that complains in one line."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Read a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
     return int(text)
 
 
 def parser() -> Parser:
-    """All commands and their arguments."""
+    """Build the parser of all commands and their arguments."""
     top = Parser(prog="eshampoo", description="Train, compare and reproduce with eshampoo.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     workloads = commands.add_parser("workloads", help="list the workloads and their data")
@@ -82,7 +82,7 @@ def parser() -> Parser:
 
 
 def add_figure_arguments_(command: Parser) -> None:
-    """What ``eshampoo reproduce`` alone takes."""
+    """Add the arguments that ``eshampoo reproduce`` alone takes."""
     command.add_argument("figure", metavar="FIGURE")
     command.add_argument(
         "--jobs",
@@ -105,7 +105,7 @@ def add_figure_arguments_(command: Parser) -> None:
 
 
 def add_run_arguments_(commands: Sequence[Parser]) -> None:
-    """What every command that trains takes."""
+    """Add the arguments that every command that trains takes."""
     for command in commands:
         command.add_argument("--scale", choices=("tiny", "small", "paper"), default="small")
         command.add_argument("--steps", type=positive, metavar="N", help="instead of the scale's")
@@ -114,7 +114,7 @@ def add_run_arguments_(commands: Sequence[Parser]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 when done, 130 when interrupted and saved, 2 for a mistake."""
+    """Run the command and return 0 when done, 130 when interrupted and saved, 2 for a mistake."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
         known, rest = parser().parse_known_args(typed)
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def complain(message: str) -> int:
-    """One line to the error stream."""
+    """Write one line to the error stream and return the exit code of a mistake."""
     line = " ".join(message.split())
     sys.stderr.write(f"eshampoo: {line}\n")
     return 2

@@ -41,7 +41,7 @@ def perform(known: argparse.Namespace, rest: Sequence[str], typed: Sequence[str]
 
 
 def command_text(typed: Sequence[str]) -> str:
-    """The line as typed, except for where data and results lie on this machine."""
+    """Return the line as typed, except for where data and results lie on this machine."""
     words = list(typed)
     for place in ("data", "out"):
         for index, word in enumerate(words):
@@ -53,7 +53,7 @@ def command_text(typed: Sequence[str]) -> str:
 
 
 def keyword_options(rest: Sequence[str]) -> dict[str, Option]:
-    """``--tau 0.1 --frequency=10`` as options."""
+    """Read words such as ``--tau 0.1 --frequency=10`` as options."""
     options: dict[str, Option] = {}
     words = list(rest)
     while words:
@@ -70,7 +70,7 @@ def keyword_options(rest: Sequence[str]) -> dict[str, Option]:
 
 
 def optimizer_list(text: str) -> list[tuple[str, dict[str, Option]]]:
-    """``adamw,eshampoo:tau=0.1:frequency=10`` as names with options."""
+    """Read a list such as ``adamw,eshampoo:tau=0.1:frequency=10`` as names with options."""
     chosen = []
     for part in text.split(","):
         name, *pairs = part.strip().split(":")
@@ -86,7 +86,7 @@ def optimizer_list(text: str) -> list[tuple[str, dict[str, Option]]]:
 
 
 def list_workloads(data: Path | None, console: Console) -> int:
-    """The table of workloads, and whether their data are there."""
+    """Show the table of workloads, and whether their data are there."""
     table = Table("workload", "trains", "metric", "scales (steps)", "data")
     for row in WORKLOADS.values():
         try:
@@ -103,7 +103,7 @@ def list_workloads(data: Path | None, console: Console) -> int:
 def execute(
     runs: Sequence[tuple[Run, Path]], known: argparse.Namespace, command: str, console: Console
 ) -> bool:
-    """Train the runs one after another under a live display; False when interrupted."""
+    """Train the runs one after another under a live display; return False when interrupted."""
     for run, _ in runs:
         check_options(run.optimizer, run.options)
     for _, out in runs:
@@ -138,7 +138,7 @@ def execute(
 def train_one(
     known: argparse.Namespace, options: dict[str, Option], command: str, console: Console
 ) -> int:
-    """``eshampoo train``."""
+    """Carry out ``eshampoo train``: one run, and a table of what it came to."""
     row = workload(known.workload)
     check_options(known.optimizer, options)
     run = row.run(known.optimizer, options, scale=known.scale, seed=known.seed, steps=known.steps)
@@ -156,7 +156,7 @@ def train_one(
 
 
 def compare(known: argparse.Namespace, command: str, console: Console) -> int:
-    """``eshampoo compare``: every optimizer with every seed, a table, a page, a verdict."""
+    """Carry out ``eshampoo compare``: every optimizer with every seed, table, verdict and page."""
     row = workload(known.workload)
     chosen = optimizer_list(known.optimizers)
     directory = known.out or Path("runs") / f"compare-{row.name}"
@@ -178,7 +178,7 @@ def compare(known: argparse.Namespace, command: str, console: Console) -> int:
 
 
 def show(logs: Sequence[Log], console: Console) -> None:
-    """The comparison table and the verdict."""
+    """Show the comparison table and the verdict."""
     groups = group_logs(logs)
     columns, rows = comparison_table(groups)
     table = Table(*columns, title=f"{logs[0].run.workload}, {logs[0].run.steps} steps")
@@ -198,7 +198,7 @@ def write_report(logs: Sequence[Log], directory: Path, console: Console) -> None
 
 
 def report(directory: Path, console: Console) -> int:
-    """``eshampoo report DIR``: table, verdict and page from the logs alone."""
+    """Carry out ``eshampoo report DIR``: table, verdict and page from the logs alone."""
     logs = find_logs(directory)
     show(logs, console)
     write_report(logs, directory, console)

@@ -25,8 +25,9 @@ class Curve:
     label: str
     optimizer: str
     options: Mapping[str, Option] = field(default_factory=dict)
-    frequency: int | None = None  # the paper's F; None: the optimizer's default, never scaled
-    rates: Mapping[Scale, tuple[float, ...]] = field(default_factory=dict)  # none: the workload's
+    frequency: int | None = None  # the paper's F; None keeps the optimizer's default
+    # a scale without rates takes the workload's own
+    rates: Mapping[Scale, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Panel:
     workload: str
     curves: tuple[Curve, ...]
     horizontal: Horizontal
-    pattern: Grouping | None = None  # counts of basis computations by group instead of losses
+    pattern: Grouping | None = None  # draws basis computations by group instead of losses
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,17 @@ class Figure:
 
     name: str
     title: str
-    note: str  # what the paper says about it, or what it shows where it is not the paper's
+    note: str  # what the paper says about the figure, or what a figure of our own shows
     panels: tuple[Panel, ...]
     seeds: int
-    steps: Mapping[Scale, int] = field(default_factory=dict)  # none: the workload's
+    steps: Mapping[Scale, int] = field(default_factory=dict)  # else the workload's own
 
 
 FULL: Mapping[str, Option] = {"vectors": "full"}
 
 
 def rates(paper: tuple[float, ...], small: tuple[float, ...]) -> Mapping[Scale, tuple[float, ...]]:
-    """Learning rates of the paper, of a small run, and the middle of the latter for a tiny one."""
+    """Return the rates by scale; a tiny run takes only the second one of a small run."""
     return {"paper": paper, "small": small, "tiny": small[1:2]}
 
 
@@ -99,7 +100,7 @@ def transfer_panel(
     shampoo_rates: tuple[float, ...],
     small: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2),
 ) -> Panel:
-    """The methods of Fig. 2 on one model, each with as many learning rates as AdamW."""
+    """Return the methods of Fig. 2 on one model, each with as many learning rates as AdamW."""
     adam_rates = rates((1e-4, 3e-4, 6e-4, 1e-3, 3e-3, 6e-3, 1e-2), small)
     grafted_rates = rates((1e-4, 3e-4, 1e-3, 3e-3), small)
     squared: Mapping[str, Option] = {"variant": "shampoo2", "trace_scaling": True}
@@ -246,7 +247,7 @@ FIGURE_5 = Figure(
 
 
 def partial_panels(title: str, workload: str) -> tuple[Panel, Panel]:
-    """Full and partial refreshes over F × τ × refresh_to: what they cost, and their sizes."""
+    """Compare full and partial refreshes over F × τ × refresh_to by cost and by size."""
     curves = [ADAMW]
     for f, tau in product((1, 10), (0.03, 0.1)):
         check: Mapping[str, Option] = {"frequency": f, "tau": tau}

@@ -19,7 +19,7 @@ from eshampoo.lab.run.runlog import Factor
 
 
 def draw(figure: Figure, points: Points) -> bytes:
-    """The figure as a PNG."""
+    """Draw a figure as PNG."""
     canvas = Canvas(figsize=(5.2 * len(figure.panels), 4.2), layout="constrained")
     grid: Any = canvas.subplots(1, len(figure.panels), squeeze=False)
     for index, (panel, axes) in enumerate(zip(figure.panels, grid[0], strict=True)):
@@ -45,7 +45,7 @@ def draw(figure: Figure, points: Points) -> bytes:
 
 
 def draw_rates(axes: Axes, panel: Panel, points: Sequence[tuple[Curve, Group]]) -> None:
-    """Final loss against learning rate; a cross at the top for a run that diverged."""
+    """Draw the final loss against the learning rate, and a cross at the top for divergence."""
     finite = [v for _, group in points for v in group.values("final_loss") if math.isfinite(v)]
     top = max(finite, default=1.0)
     for index, curve in enumerate(panel.curves):
@@ -65,7 +65,7 @@ def draw_rates(axes: Axes, panel: Panel, points: Sequence[tuple[Curve, Group]]) 
 
 
 def best_rates(points: Sequence[tuple[Curve, Group]]) -> list[tuple[Curve, Group]]:
-    """Of each curve the runs at the learning rate with the lowest final loss."""
+    """Choose for each curve the runs at the learning rate with the lowest final loss."""
     best: dict[str, tuple[Curve, Group]] = {}
     for curve, group in points:
         found = best.setdefault(curve.label, (curve, group))
@@ -75,7 +75,7 @@ def best_rates(points: Sequence[tuple[Curve, Group]]) -> list[tuple[Curve, Group
 
 
 def draw_losses(axes: Axes, points: Sequence[tuple[Curve, Group]], time: bool) -> None:
-    """Loss against steps or seconds: the mean over seeds, and their range."""
+    """Draw the loss against steps or seconds: the mean over the seeds, and their range."""
     for index, (curve, group) in enumerate(points):
         length = min(len(log.step) for log in group.logs)
         losses = np.stack([smooth(log)[:length] for log in group.logs])
@@ -91,7 +91,7 @@ def draw_losses(axes: Axes, points: Sequence[tuple[Curve, Group]], time: bool) -
 
 
 def draw_cost(axes: Axes, points: Sequence[tuple[Curve, Group]]) -> None:
-    """Final loss against the seconds that the optimizer took; one point per method."""
+    """Draw the final loss against the optimizer's seconds, with one point per method."""
     for index, (curve, group) in enumerate(points):
         seconds = fmean(float(log.times["optimizer"].sum()) for log in group.logs)
         loss, spread = group.mean("final_loss"), group.spread("final_loss")
@@ -103,14 +103,14 @@ def draw_cost(axes: Axes, points: Sequence[tuple[Curve, Group]]) -> None:
 
 
 def draw_shares(axes: Axes, points: Sequence[tuple[Curve, Group]]) -> None:
-    """|S|/d of the refreshes since the sample before: the cube root of Σ|S|³ / Σd³."""
+    """Draw |S|/d of the refreshes since the sample before: the cube root of Σ|S|³ / Σd³."""
     for index, (curve, group) in enumerate(points):
         shares = []
         for log in group.logs:
             cubes = np.array([factor.size for factor in log.factors], dtype=np.float64) ** 3
             whole = np.diff(log.basis_computations @ cubes, prepend=0.0)
             part = np.diff(log.basis_work, prepend=0.0)
-            with np.errstate(invalid="ignore"):  # no refresh since the sample before: a gap
+            with np.errstate(invalid="ignore"):  # 0 / 0 without a refresh: a gap
                 shares.append(np.cbrt(part / whole))
         mean, colour = np.mean(shares, axis=0), COLOURS[index % len(COLOURS)]
         axes.plot(group.logs[0].basis_step, mean, marker=".", label=curve.label, color=colour)
@@ -120,7 +120,7 @@ def draw_shares(axes: Axes, points: Sequence[tuple[Curve, Group]]) -> None:
 
 
 def pattern_group(factor: Factor, grouping: Grouping) -> str | None:
-    """The line of a pattern plot to which a factor belongs."""
+    """Return the name of the line to which a factor belongs in a plot of patterns."""
     if grouping == "letter":
         return factor.letter
     if grouping == "bias":
@@ -132,7 +132,7 @@ def pattern_group(factor: Factor, grouping: Grouping) -> str | None:
 
 
 def draw_pattern(axes: Axes, group: Group, grouping: Grouping) -> None:
-    """Basis computations so far: mean and standard error over the factors of each group."""
+    """Draw the basis computations so far: mean and standard error over the factors of a group."""
     names = [pattern_group(factor, grouping) for factor in group.logs[0].factors]
     steps = group.logs[0].basis_step
     for index, name in enumerate(sorted({name for name in names if name is not None})):

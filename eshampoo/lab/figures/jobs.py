@@ -21,7 +21,7 @@ POLL = 0.2  # seconds between looks at the running jobs
 
 
 def run_command(run: Run, place: Path, threads: int, data: Path | None) -> list[str]:
-    """The command that trains one run in a process of its own."""
+    """Return the command that trains one run in a process of its own."""
     words = [sys.executable, "-m", "eshampoo.lab", "train", run.workload, "--resume"]
     words += ["--optimizer", run.optimizer, "--scale", run.scale, "--seed", str(run.seed)]
     words += ["--steps", str(run.steps), "--threads", str(threads), "--out", str(place)]
@@ -30,7 +30,7 @@ def run_command(run: Run, place: Path, threads: int, data: Path | None) -> list[
 
 
 def run_all(missing: dict[Path, Run], known: argparse.Namespace, console: Console) -> bool:
-    """Train runs in parallel processes; False when interrupted, an error when one failed."""
+    """Train runs in parallel processes; return False when interrupted, raise when one failed."""
     # runs side by side have one thread each, so that their CPU seconds compare on any machine
     threads = known.threads or (1 if known.jobs > 1 else os.cpu_count() or 1)
     waiting = list(missing)
@@ -59,7 +59,7 @@ def run_all(missing: dict[Path, Run], known: argparse.Namespace, console: Consol
 
 
 def start(words: Sequence[str]) -> subprocess.Popen[str]:
-    """Start a run; only its errors are of interest."""
+    """Start a run, of whose output only the errors are kept."""
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -72,7 +72,7 @@ def stop(jobs: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def outcome(job: subprocess.Popen[str], place: Path, console: Console) -> list[str]:
-    """Tell how a run ended; its last line of complaint if it failed."""
+    """Tell how a run ended, and return its last line of complaint if it failed."""
     complaint = job.communicate()[1].strip()
     if job.returncode != 0:
         return [complaint.splitlines()[-1] if complaint else f"exit code {job.returncode}"]

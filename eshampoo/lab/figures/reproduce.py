@@ -31,12 +31,12 @@ class Point:
 
 
 def scaled_frequency(frequency: int, steps: int, paper_steps: int) -> int:
-    """F for a run of another length: the same share of the run, at least 1."""
+    """Return F for a run of another length: the same share of the run, and at least 1."""
     return max(1, round(frequency * steps / paper_steps))
 
 
 def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> list[Point]:
-    """Every run of a figure."""
+    """List every run of a figure."""
     points = []
     for index, panel in enumerate(figure.panels):
         row = workload(panel.workload)
@@ -83,7 +83,7 @@ def reproduce(known: argparse.Namespace, console: Console) -> int:
         added = [(run, read_records(path / FILE_NAME)) for path, run in others.items()]
         changed = add_results(known.results, added)
         console.print(f"added {len(added)} runs to {', '.join(map(str, changed))}")
-        # drawn from what was added, so that the same figure is drawn from the results later
+        # the compact logs are drawn, so that the results give the same figure later
         logs = stored_logs(known.results, runs.values())
     else:
         logs |= {run.place: read_log(path / FILE_NAME) for path, run in others.items()}

@@ -16,17 +16,17 @@ from eshampoo.lab.files import make_directory, write_atomic
 from eshampoo.lab.run.runlog import CPU_TIMES, TIMES, Log, Record, encode, log_of, parse_records
 from eshampoo.lab.run.runs import Run, run_from_record
 
-POINTS, SAMPLES = 84, 20  # records of a compact log: of steps, and of bases
+POINTS, SAMPLES = 84, 20  # how many step and basis records a compact log has, about
 REMEDY = "the file is damaged, take it from the repository again"
 
 
 def results_file(directory: Path, run: Run) -> Path:
-    """The file that holds a run's log, if it is there at all."""
+    """Return the file in which a run's log belongs."""
     return directory / f"{run.workload}-{run.scale}.jsonl.gz"
 
 
 def stored_logs(directory: Path, runs: Iterable[Run]) -> dict[Path, Log]:
-    """The logs of those of the runs that are among the results, by the runs' places."""
+    """Read the logs of the runs that are among the results, by the runs' places."""
     files: dict[Path, dict[str, list[Record]]] = {}
     logs = {}
     for run in runs:
@@ -39,7 +39,7 @@ def stored_logs(directory: Path, runs: Iterable[Run]) -> dict[Path, Log]:
 
 
 def add_results(directory: Path, logs: Iterable[tuple[Run, Sequence[Record]]]) -> list[Path]:
-    """Add logs in their compact form, in place of those of equal runs; the files that changed."""
+    """Add logs in their compact form, in place of those of equal runs, and return the files."""
     make_directory(directory)
     changed: dict[Path, dict[str, list[Record]]] = {}
     for run, records in logs:
@@ -53,7 +53,7 @@ def add_results(directory: Path, logs: Iterable[tuple[Run, Sequence[Record]]]) -
 
 
 def read_results(path: Path) -> dict[str, list[Record]]:
-    """The records of each run by its name; none where there is no such file."""
+    """Read the records of each run by its name; a file that does not exist has none."""
     if not path.exists():
         return {}
     try:
@@ -81,7 +81,7 @@ def write_results(path: Path, logs: Mapping[str, Sequence[Record]]) -> None:
 def compact(
     records: Sequence[Record], points: int = POINTS, samples: int = SAMPLES
 ) -> list[Record]:
-    """A log with about ``points`` step records: losses are averaged, times summed.
+    """Shorten a log to about ``points`` step records, with losses averaged and times summed.
 
     Of the ``basis`` records about ``samples`` are kept, the first and the last among them. A
     compact log stays as it is.
@@ -90,14 +90,14 @@ def compact(
     basis = [record for record in records if record["kind"] == "basis"]
     ends = [record for record in records if record["kind"] == "end"]
     others = [record for record in records if record["kind"] not in ("step", "basis", "end")]
-    stride = max(1, math.ceil((len(basis) - 1) / samples))  # the last is kept in any case
+    stride = max(1, math.ceil((len(basis) - 1) / samples))  # the last record is kept anyhow
     width = max(1, math.ceil(len(steps) / points))
     merged = [merge(steps[start : start + width]) for start in range(0, len(steps), width)]
     return [*others, *basis[:-1:stride], *basis[-1:], *merged, *ends]
 
 
 def merge(steps: Sequence[Record]) -> Record:
-    """One step record in place of several."""
+    """Make one step record of several."""
     losses = [record["loss"] for record in steps if record["loss"] is not None]
     times = [name for name in (*TIMES, *CPU_TIMES) if all(name in record for record in steps)]
     return {

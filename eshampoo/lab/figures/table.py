@@ -15,18 +15,18 @@ from eshampoo.lab.report.compare import (
 from eshampoo.lab.run.runlog import Log
 from eshampoo.lab.run.runs import typed
 
-Points = Sequence[tuple[int, Curve, Group]]  # number of the panel, its curve, the runs
+Points = Sequence[tuple[int, Curve, Group]]  # the panel's number, a curve, its runs
 
 
 def figure_table(figure: Figure, points: Points, command: str) -> str:
-    """Markdown: the note, the command, and one row per curve and learning rate."""
+    """Write the note, the command, and one row per curve and learning rate."""
     lines = [f"# {figure.title}", "", figure.note, "", f"    {command}", ""]
     shown: set[str] = set()
     for index, panel in enumerate(figure.panels):
         groups = [group for number, _, group in points if number == index]
         first = groups[0].logs[0]
         names = {f"{panel.workload} {group.label} {group.run.name}" for group in groups}
-        if names <= shown:  # the same runs from another side
+        if names <= shown:  # another panel has a row for each of these runs
             continue
         shown |= names
         machine = first.header["environment"]
@@ -51,12 +51,12 @@ def figure_table(figure: Figure, points: Points, command: str) -> str:
 
 
 def row_text(cells: Sequence[str]) -> str:
-    """A row of a Markdown table."""
+    """Join cells to a row of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 
 def table_row(group: Group, reference: Group | None, cpu: bool) -> list[str]:
-    """The cells of one row of the table of a figure."""
+    """Return the cells of one group of runs."""
     run = group.run
     options = ", ".join(f"{key} {typed(value)}" for key, value in run.options.items())
     frequency = run.options.get("frequency")
@@ -67,5 +67,5 @@ def table_row(group: Group, reference: Group | None, cpu: bool) -> list[str]:
 
 
 def decomposition_work(log: Log) -> float:
-    """Σ|S|³ over all decompositions of the run."""
+    """Return Σ|S|³ over all decompositions of a run."""
     return float(log.basis_work[-1]) if len(log.basis_work) else 0.0

@@ -22,25 +22,25 @@ class Group:
 
     @property
     def run(self) -> Run:
-        """The first of its runs."""
+        """Return the first of the runs."""
         return self.logs[0].run
 
     def values(self, key: str) -> list[float]:
-        """A field of the end records, one per seed; a diverged run counts as infinite."""
+        """Return a field of the end records, one per seed; a diverged run counts as infinite."""
         ends = [log.end for log in self.logs if log.end is not None]
         return [math.inf if end[key] is None else float(end[key]) for end in ends]
 
     def mean(self, key: str) -> float:
-        """Mean of a field over the seeds."""
+        """Return the mean of a field over the seeds."""
         return fmean(self.values(key))
 
     def spread(self, key: str) -> float:
-        """Standard deviation of a field over the seeds; 0 for one seed."""
+        """Return the standard deviation of a field over the seeds, 0 for one seed."""
         values = [value for value in self.values(key) if math.isfinite(value)]
         return stdev(values) if len(values) > 1 else 0.0
 
     def metrics(self) -> list[float]:
-        """The validation metric at the end of each run."""
+        """Return the validation metric at the end of each run."""
         return [log.evaluations[-1][1] for log in self.logs if log.evaluations]
 
 
@@ -56,7 +56,7 @@ def group_logs(logs: Sequence[Log]) -> list[Group]:
 
 
 def smooth(log: Log) -> Array:
-    """The loss averaged over the last 5 % of the run's steps, at every step record."""
+    """Average the loss over the last 5 % of the run's steps, at every step record."""
     spacing = log.step[0] if len(log.step) else 1
     window = max(1, round(SMOOTHING * log.run.steps / spacing))
     total = np.concatenate([[0.0], np.cumsum(log.loss)])
@@ -66,7 +66,7 @@ def smooth(log: Log) -> Array:
 
 
 def first_reached(log: Log, target: float) -> tuple[float, float]:
-    """Steps and seconds until the averaged loss is at most ``target``; infinite if never."""
+    """Return steps and seconds until the averaged loss is at most ``target``, infinite if never."""
     reached = np.flatnonzero(smooth(log) <= target)
     if not len(reached):
         return math.inf, math.inf
@@ -74,13 +74,13 @@ def first_reached(log: Log, target: float) -> tuple[float, float]:
 
 
 def baseline(groups: Sequence[Group]) -> Group | None:
-    """The best AdamW among the groups: what the others are measured against."""
+    """Return the best AdamW among the groups, against which the others are measured."""
     candidates = [group for group in groups if group.run.optimizer == "adamw"]
     return min(candidates, key=lambda group: group.mean("final_loss"), default=None)
 
 
 def to_baseline(group: Group, reference: Group | None) -> tuple[int, float, float]:
-    """How many seeds reach the reference's final loss, and their mean steps and seconds to it."""
+    """Count the seeds that reach the reference's final loss, with their mean steps and seconds."""
     if reference is None:
         return 0, math.inf, math.inf
     target = reference.mean("final_loss")
@@ -91,7 +91,7 @@ def to_baseline(group: Group, reference: Group | None) -> tuple[int, float, floa
 
 
 def reached_text(group: Group, reference: Group | None) -> str:
-    """``to_baseline`` as a cell of a table."""
+    """Write ``to_baseline`` as a cell of a table."""
     hits, steps, seconds = to_baseline(group, reference)
     if not hits:
         return "–"
@@ -100,7 +100,7 @@ def reached_text(group: Group, reference: Group | None) -> str:
 
 
 def verdict(groups: Sequence[Group]) -> str:
-    """One or two plain sentences: who has the lowest final loss, and whether the seeds agree."""
+    """Say in a sentence or two who has the lowest final loss, and whether the seeds agree."""
     if not groups:
         return "No run has finished yet."
     if len({(group.run.workload, group.run.scale) for group in groups}) > 1:
@@ -131,7 +131,7 @@ def verdict(groups: Sequence[Group]) -> str:
 
 
 def versus_adamw(best: Group, groups: Sequence[Group]) -> str:
-    """A sentence on the time to AdamW's final loss, where the best reached it and is not AdamW."""
+    """Say when the best reached AdamW's final loss, if it did and is not AdamW itself."""
     reference = baseline(groups)
     if reference is None or best is reference:
         return ""
@@ -146,7 +146,7 @@ def versus_adamw(best: Group, groups: Sequence[Group]) -> str:
 
 
 def value_text(group: Group) -> str:
-    """Mean and spread of the final loss."""
+    """Write mean and spread of the final loss."""
     mean, spread = group.mean("final_loss"), group.spread("final_loss")
     if math.isinf(mean):
         return "∞ (diverged)"
@@ -154,7 +154,7 @@ def value_text(group: Group) -> str:
 
 
 def comparison_table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
-    """Column names and rows of text: the table of the console and of the report."""
+    """Return column names and rows of text, for the console and for the report."""
     reference = baseline(groups)
     metric = groups[0].logs[0].header["metric"] if groups else "metric"
     cpu = has_cpu(groups)
@@ -168,18 +168,18 @@ def comparison_table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]
 
 
 def has_cpu(groups: Sequence[Group]) -> bool:
-    """Whether every run has its CPU seconds, which older logs lack."""
+    """Tell whether every run has its CPU seconds, which older logs lack."""
     ends = [log.end for group in groups for log in group.logs]
     return bool(ends) and all("cpu_seconds" in (end or {}) for end in ends)
 
 
 def measure_names(metric: str, share: str, cpu: bool) -> list[str]:
-    """The columns of ``measures``."""
+    """Name the columns of ``measures``."""
     return ["final loss", metric, "time", share, *(["CPU time"] if cpu else []), "bases"]
 
 
 def measures(group: Group, cpu: bool) -> list[str]:
-    """What a group came to, as cells of a table: losses, metric, times, basis computations."""
+    """Return what a group came to as cells: losses, metric, times, basis computations."""
     metrics = group.metrics()
     return [
         value_text(group),

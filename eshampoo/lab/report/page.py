@@ -14,7 +14,7 @@ from eshampoo.lab.run.runs import typed
 
 
 def report_page(logs: Sequence[Log]) -> str:
-    """The page as HTML text."""
+    """Write the page as HTML."""
     groups = group_logs(logs)
     first = logs[0]
     names = sorted({log.run.workload for log in logs})
@@ -43,7 +43,7 @@ def report_page(logs: Sequence[Log]) -> str:
 
 
 def table_section(groups: Sequence[Group]) -> str:
-    """The comparison as a table that turns into cards on a phone."""
+    """Write the comparison as a table that turns into cards on a phone."""
     columns, rows = comparison_table(groups)
     head = "".join(f"<th scope=col>{escape(column)}</th>" for column in columns)
     body = ""
@@ -69,7 +69,7 @@ def table_section(groups: Sequence[Group]) -> str:
 
 
 def loss_section(groups: Sequence[Group]) -> str:
-    """Loss against steps and against seconds."""
+    """Draw the loss against steps and against seconds."""
     by_step = [curve(group, lambda log: log.step) for group in groups]
     by_time = [curve(group, lambda log: log.seconds) for group in groups]
     return (
@@ -82,7 +82,7 @@ def loss_section(groups: Sequence[Group]) -> str:
 
 
 def curve(group: Group, horizontal: Callable[[Log], Array]) -> Line:
-    """The mean curve of a group; seeds that diverged shorten it to the steps they share."""
+    """Return the mean curve of a group, as long as the shortest of its seeds (some may diverge)."""
     length = min(len(log.step) for log in group.logs)
     losses = np.stack([smooth(log)[:length] for log in group.logs])
     x = np.mean([horizontal(log)[:length] for log in group.logs], axis=0)
@@ -92,7 +92,7 @@ def curve(group: Group, horizontal: Callable[[Log], Array]) -> Line:
 
 
 def basis_section(group: Group) -> str:
-    """Criterion and refresh patterns of one optimizer, by layer kind and by factor."""
+    """Draw criterion and refresh patterns of one optimizer, by layer kind and by factor."""
     charts = [
         chart(
             "Criterion at the last check",
@@ -120,12 +120,12 @@ def basis_section(group: Group) -> str:
 
 
 def last_criterion(log: Log) -> Array:
-    """The criterion of every factor, not a number before its first check."""
+    """Return the criterion of every factor, which is not a number before its first check."""
     return np.where(log.basis_checks > 0, log.basis_criterion, np.nan)
 
 
 def basis_lines(group: Group, attribute: str, quantity: Callable[[Log], Array]) -> list[Line]:
-    """Means of a per-factor quantity over the factors of each kind (or letter) and all seeds."""
+    """Average a per-factor quantity over the factors of each kind (or letter) and all seeds."""
     factors = group.logs[0].factors
     keys = [factor.kind if attribute == "kind" else factor.letter for factor in factors]
     length = min(len(log.basis_step) for log in group.logs)
@@ -140,7 +140,7 @@ def basis_lines(group: Group, attribute: str, quantity: Callable[[Log], Array]) 
 
 
 def origin_section(log: Log, groups: Sequence[Group]) -> str:
-    """The command, the settings and the machine."""
+    """Write the command, the settings and the machine."""
     settings = "".join(
         f"<tr><th scope=row>{escape(group.label)}</th><td>"
         + escape(", ".join(f"{key} {typed(value)}" for key, value in group.run.options.items()))
@@ -166,7 +166,7 @@ def origin_section(log: Log, groups: Sequence[Group]) -> str:
 
 
 def fact_text(value: object) -> str:
-    """A fact as text; the model's keywords in one line."""
+    """Write a fact as text, with the model's keywords in one line."""
     if isinstance(value, dict):
         return ", ".join(
             f"{key} {item}" if key != "name" else str(item) for key, item in value.items()

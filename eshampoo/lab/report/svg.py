@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 42
 MAX_POINTS = 240
-# Okabe and Ito's colours, told apart with every kind of colour vision; dashes help in print
+# Okabe and Ito's colours can be told apart with every kind of colour vision; dashes help in print
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#444444")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "1 2", "12 3")
 
@@ -40,7 +40,7 @@ class Axis:
     log: bool = False
 
     def place(self, values: Array) -> Array:
-        """Pixels of values; what lies outside the range is drawn at its edge."""
+        """Return the pixels of values, at the edge for values outside the range."""
         low, high = self.low, self.high
         clipped = np.clip(values, low, high)
         if self.log:
@@ -48,7 +48,7 @@ class Axis:
         return np.asarray(self.start + (clipped - low) / (high - low) * (self.stop - self.start))
 
     def ticks(self) -> list[float]:
-        """Round values inside the range."""
+        """Return round values inside the range."""
         if not self.log:
             return round_ticks(self.low, self.high)
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -58,7 +58,7 @@ class Axis:
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """About five multiples of 1, 2 or 5 times a power of ten."""
+    """Return about five multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
@@ -69,7 +69,7 @@ def round_ticks(low: float, high: float) -> list[float]:
 def chart(
     title: str, lines: Sequence[Line], *, x_label: str, y_label: str, log: bool = False
 ) -> str:
-    """A figure with a legend; ``log`` where the values span more than a factor of 20."""
+    """Draw lines with a legend; ``log`` allows a logarithmic axis for values that need one."""
     lines = [finite(line) for line in lines]
     x_axis, y_axis = axes(lines, log)
     parts = [grid(x_axis, y_axis, x_label, y_label)]
@@ -88,7 +88,7 @@ def chart(
 
 
 def finite(line: Line) -> Line:
-    """The line without points that cannot be drawn, thinned to what a screen resolves."""
+    """Drop points that cannot be drawn, and thin the line to what a screen resolves."""
     kept = np.flatnonzero(np.isfinite(line.x) & np.isfinite(line.y))
     if len(kept) > MAX_POINTS:
         kept = kept[np.linspace(0, len(kept) - 1, MAX_POINTS).astype(int)]
@@ -98,7 +98,7 @@ def finite(line: Line) -> Line:
 
 
 def axes(lines: Sequence[Line], log: bool) -> tuple[Axis, Axis]:
-    """Axes that show all lines."""
+    """Return axes that show all lines."""
     xs = np.concatenate([line.x for line in lines] or [np.zeros(0)])
     ys = np.concatenate([line.y for line in lines] or [np.zeros(0)])
     if not len(xs):
@@ -115,7 +115,7 @@ def axes(lines: Sequence[Line], log: bool) -> tuple[Axis, Axis]:
 
 
 def grid(x_axis: Axis, y_axis: Axis, x_label: str, y_label: str) -> str:
-    """Grid lines, tick labels and the names of the axes."""
+    """Draw grid lines, tick labels and the names of the axes."""
     parts = []
     for tick, at in zip(y_axis.ticks(), y_axis.place(np.array(y_axis.ticks())), strict=True):
         parts.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>')
@@ -138,7 +138,7 @@ def grid(x_axis: Axis, y_axis: Axis, x_label: str, y_label: str) -> str:
 
 
 def curve(line: Line, index: int, x_axis: Axis, y_axis: Axis) -> str:
-    """One line over the band of its seeds."""
+    """Draw one line over the band of its seeds."""
     if not len(line.x):
         return ""
     xs = x_axis.place(line.x)
@@ -156,17 +156,17 @@ def curve(line: Line, index: int, x_axis: Axis, y_axis: Axis) -> str:
 
 
 def points(xs: Array, ys: Array) -> list[str]:
-    """Coordinates to a tenth of a pixel."""
+    """Write coordinates to a tenth of a pixel."""
     return [f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys, strict=True)]
 
 
 def colour(index: int) -> str:
-    """The colour of the n-th line."""
+    """Return the colour of the n-th line."""
     return COLOURS[index % len(COLOURS)]
 
 
 def stroke(index: int) -> str:
-    """Colour and dash of the n-th line."""
+    """Return colour and dash of the n-th line."""
     dash = DASHES[index % len(DASHES)]
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     return f'fill="none" stroke="{colour(index)}" stroke-width="2"{dashes}'

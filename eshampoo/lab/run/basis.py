@@ -11,12 +11,12 @@ from eshampoo.report import FactorReport
 
 
 def computations(optimizer: Optimizer) -> int:
-    """Basis computations so far; 0 for an optimizer without bases."""
+    """Count the basis computations so far; an optimizer without bases has none."""
     return optimizer.basis_computations if isinstance(optimizer, EigenbasisOptimizer) else 0
 
 
 def factors_record(optimizer: Optimizer, kinds: Mapping[str, str]) -> dict[str, Any] | None:
-    """Where each factor belongs; None for an optimizer without bases."""
+    """Record where each factor belongs; an optimizer without bases has no such record."""
     if not isinstance(optimizer, EigenbasisOptimizer):
         return None
     factors = [
@@ -34,18 +34,18 @@ def factors_record(optimizer: Optimizer, kinds: Mapping[str, str]) -> dict[str, 
 
 
 def factor_rows(optimizer: EigenbasisOptimizer) -> list[FactorReport]:
-    """The report without the rows of parameters that have no factor (gradients were skipped)."""
+    """Return the report without the rows of parameters that have no factor."""
     return [row for row in optimizer.basis_report() if row.mode >= 0]
 
 
 def letter(row: FactorReport) -> str:
-    """The paper's name of a factor: A for a vector or a merged matrix, else L, R, then 3, 4, …"""
+    """Return the paper's letter: A for a vector or a merged matrix, else L, R, then 3, 4, …"""
     vector = sum(size > 1 for size in row.shape) <= 1
     return "A" if vector or row.size == math.prod(row.shape) else "LR3456789"[row.mode]
 
 
 def basis_record(optimizer: Optimizer, step: int) -> dict[str, Any] | None:
-    """Checks, computations and the last criterion of every factor, in the order of the factors."""
+    """Record checks, computations and last criterion of every factor, in the order of factors."""
     if not isinstance(optimizer, EigenbasisOptimizer):
         return None
     report = factor_rows(optimizer)

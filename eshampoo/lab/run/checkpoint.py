@@ -14,7 +14,7 @@ KEPT = 2
 
 
 def checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints of a run, newest first."""
+    """List the checkpoints of a run, newest first."""
     return sorted(directory.glob("checkpoint-*.pt"), reverse=True)
 
 
@@ -32,7 +32,7 @@ def save_checkpoint(directory: Path, step: int, state: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a file, checked bit by bit; no code in it is executed.
+    """Read a file, checked bit by bit, without executing any code in it.
 
     torch.load looks at no checksum: of single bits that were flipped it lets every fourth through
     as another state. The checksums are in the file, so they are compared first.
@@ -44,18 +44,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             raise zipfile.BadZipFile(f"{damaged} does not match its checksum")
         state: dict[str, Any] = torch.load(path, weights_only=True)
         state["step"], state["generator"]
-    except Exception as error:  # there is no end of ways in which a damaged file fails
+    except Exception as error:  # a damaged file fails in more ways than can be listed
         raise UserError(f"{path} is not a complete checkpoint: {error}") from error
     return state
 
 
 def load_checkpoint(directory: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that can be read, or None where there is none at all."""
+    """Load the newest checkpoint that can be read, or return None where there is none at all."""
     found = checkpoints(directory)
     for path in found:
         try:
             state = read_checkpoint(path)
-        except UserError:  # the one before it serves as well
+        except UserError:  # the checkpoint before this one serves as well
             continue
         torch.set_rng_state(state["generator"])
         return state

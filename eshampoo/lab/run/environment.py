@@ -11,7 +11,7 @@ import eshampoo
 
 
 def environment() -> dict[str, str | int]:
-    """Versions of what computes, the processor and the number of threads."""
+    """Return the versions of what computes, the processor and the number of threads."""
     return {
         "eshampoo": eshampoo.__version__,
         "torch": str(torch.__version__),
@@ -25,7 +25,7 @@ def environment() -> dict[str, str | int]:
 
 
 def processor() -> str:
-    """The processor's name where the system tells it."""
+    """Return the processor's name where the system tells it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

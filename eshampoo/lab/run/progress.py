@@ -14,7 +14,7 @@ from eshampoo.lab.run.training import Progress as Step
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-REDRAW = 0.1  # seconds; more often only costs time
+REDRAW = 0.1  # seconds between redraws, which cost time
 
 
 class RunDisplay:
@@ -62,7 +62,7 @@ class RunDisplay:
         self.progress.update(self.overall, advance=run.steps)
 
     def observer(self, run: Run, tensorboard: Path | None) -> Callable[[Step], None]:
-        """What to call after every step of a run."""
+        """Return the function to call after every step of a run."""
         task = self.tasks[label(run, self.runs)]
         self.progress.start_task(task)
         writer = None

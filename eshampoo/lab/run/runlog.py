@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 FILE_NAME = "log.jsonl"
 TIMES = ("data", "forward_backward", "optimizer")  # the parts of a step, in wall seconds
 CPU_TIMES = ("cpu", "cpu_optimizer")  # a whole step and its optimizer, in CPU seconds
-# every field in which equal runs may differ
+# every field in which the logs of equal runs may differ
 MEASURED = (
     *TIMES,
     *CPU_TIMES,
@@ -63,12 +63,12 @@ class RunLog:
 
 
 def encode(record: Record) -> str:
-    """Strict JSON on one line; nine digits keep a float32 exactly."""
+    """Write strict JSON on one line, with nine digits, which keep a float32 exactly."""
     return json.dumps(plain(record), separators=(",", ":"), allow_nan=False)
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - JSON data have no useful type
-    """JSON data: floats to nine digits, those that are not finite as null."""
+    """Return JSON data: floats to nine digits, those that are not finite as null."""
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -100,7 +100,7 @@ class Log:
     step: Array
     loss: Array
     times: Mapping[str, Array]
-    cpu_times: Mapping[str, Array]  # not a number in logs from before CPU seconds were taken
+    cpu_times: Mapping[str, Array]  # not a number where a log is older than CPU seconds
     computations: Array
     evaluations: tuple[tuple[int, float], ...]
     factors: tuple[Factor, ...]
@@ -113,17 +113,17 @@ class Log:
 
     @property
     def seconds(self) -> Array:
-        """Training time up to and with each step, without evaluation and logging."""
+        """Return the training time up to and with each step, without evaluation and logging."""
         return np.asarray(np.cumsum(np.sum([self.times[name] for name in TIMES], axis=0)))
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Tell whether the run came to its end."""
         return self.end is not None
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a log, or one line saying what is wrong with it."""
+    """Read the records of a log, or say in one line what is wrong with it."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -132,12 +132,12 @@ def read_records(path: Path) -> list[Record]:
 
 
 def repeat(path: Path) -> str:
-    """What to do about a damaged log."""
+    """Say what to do about a damaged log."""
     return f"the log is damaged, delete {path.parent} and repeat the run"
 
 
 def parse_records(lines: Iterable[str], path: Path, remedy: str) -> list[Record]:
-    """One record from each line of a file; ``remedy`` ends the complaint about a damaged one."""
+    """Read one record from each line; ``remedy`` ends the complaint about a damaged one."""
     records: list[Record] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -156,7 +156,7 @@ def read_log(path: Path) -> Log:
 
 
 def log_of(records: Iterable[Record], path: Path, remedy: str) -> Log:
-    """The records of one run as arrays; file and ``remedy`` are for the complaint about damage."""
+    """Turn the records of one run into arrays; path and ``remedy`` are for complaints of damage."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record["kind"], []).append(record)
@@ -190,17 +190,17 @@ def log_of(records: Iterable[Record], path: Path, remedy: str) -> Log:
 
 
 def column(records: Sequence[Record], key: str) -> Array:
-    """One field of all records; null is not a number."""
+    """Return one field of all records, not a number where it is null."""
     return np.array([record[key] for record in records], dtype=np.float64)
 
 
 def optional_column(records: Sequence[Record], key: str) -> Array:
-    """One field of all records, not a number where a record lacks it."""
+    """Return one field of all records, not a number where a record lacks it."""
     return np.array([record.get(key) for record in records], dtype=np.float64)
 
 
 def find_logs(directory: Path) -> list[Log]:
-    """All logs below a directory, in the order of their paths."""
+    """Read all logs below a directory, in the order of their paths."""
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory; give one that holds runs")
     paths = sorted(directory.rglob(FILE_NAME))
@@ -210,6 +210,6 @@ def find_logs(directory: Path) -> list[Log]:
 
 
 def finished(out: Path) -> bool:
-    """Whether a directory holds a run that came to its end."""
+    """Tell whether a directory holds a run that came to its end."""
     path = out / FILE_NAME
     return path.exists() and read_log(path).finished

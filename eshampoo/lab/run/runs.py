@@ -25,45 +25,45 @@ class Run:
 
     @property
     def name(self) -> str:
-        """A directory name that tells runs apart: ``eshampoo,frequency=10,lr=0.001,seed=0``."""
+        """Return a name that tells runs apart: ``eshampoo,frequency=10,lr=0.001,seed=0``."""
         options = [f"{key}={written(self.options[key])}" for key in sorted(self.options)]
         return ",".join([self.optimizer, *options, f"steps={self.steps}", f"seed={self.seed}"])
 
     @property
     def place(self) -> Path:
-        """Where the run lies in a directory of runs."""
+        """Return where the run lies in a directory of runs."""
         return Path(f"{self.workload}-{self.scale}") / self.name
 
     def record(self) -> dict[str, Any]:
-        """The run as JSON data."""
+        """Return the run as JSON data."""
         return asdict(self)
 
 
 def typed(option: Option) -> str:
-    """An option as it is typed on the command line."""
+    """Write an option as it is typed on the command line."""
     if isinstance(option, tuple):
         return ",".join(f"{part:g}" for part in option)
     return f"{option:g}" if isinstance(option, float) else str(option).lower()
 
 
 def written(option: Option) -> str:
-    """An option in a file name, where commas separate options."""
+    """Write an option for a file name, where commas separate options."""
     return typed(option).replace(",", "_")
 
 
 def label(run: Run, others: Sequence[Run]) -> str:
-    """The optimizer's name, with the options in which its namesakes differ."""
+    """Return the optimizer's name, with the options in which runs of the same optimizer differ."""
     namesakes = [other for other in others if other.optimizer == run.optimizer]
     keys = sorted({key for other in namesakes for key in other.options})
     told = [key for key in keys if len({repr(other.options.get(key)) for other in namesakes}) > 1]
-    # a log may be of an optimizer that this version does not have
+    # a log may come from a version with other optimizers
     known = OPTIMIZERS.get(run.optimizer)
     name = run.optimizer if known is None else known.__name__
     return " ".join([name, *(f"{key}={written(run.options.get(key))}" for key in told)])
 
 
 def run_from_record(record: Mapping[str, Any]) -> Run:
-    """The inverse of ``Run.record``."""
+    """Read what ``Run.record`` wrote."""
     try:
         options = {
             key: tuple(value) if isinstance(value, list) else value

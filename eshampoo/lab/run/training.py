@@ -46,7 +46,7 @@ class Progress:
     loss: float
     computations: int
     seconds: float  # since the start or resumption
-    speed: float  # steps per second since then
+    speed: float  # steps per second since the start or resumption
 
 
 @dataclass
@@ -76,7 +76,7 @@ def train(
     watch: Callable[[Progress], None] = lambda progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Train ``run`` into ``out``; True when it came to its end, False when it was stopped.
+    """Train ``run`` into ``out``, and return whether it came to its end or was stopped.
 
     A stopped or killed run continues with ``resume`` to the same curve, bit for bit.
     """
@@ -102,7 +102,7 @@ def train(
 
 
 def _begin(run: Run, dataset: Dataset, out: Path, command: str) -> _State:
-    """Model, optimizer and log of a run at step 0."""
+    """Make model, optimizer and log of a run at step 0."""
     row = workload(run.workload)
     chosen = setting(run)
     if len(dataset) < chosen.batch:
@@ -136,7 +136,7 @@ def _begin(run: Run, dataset: Dataset, out: Path, command: str) -> _State:
 
 
 def _step_(state: _State) -> float:
-    """One step: batch, forward and backward, update; then the log."""
+    """Take one step (batch, forward and backward, update) and log it."""
     run, model, optimizer = state.run, state.model, state.optimizer
     _apply_schedules_(state)
     begin, begin_cpu = time.perf_counter(), time.process_time()
@@ -186,7 +186,7 @@ def _apply_schedules_(state: _State) -> None:
     if done > warmup:
         factor = 0.5 + 0.5 * math.cos(math.pi * (done - warmup) / max(1, steps - warmup + 1))
     for group in state.optimizer.param_groups:
-        # the optimizer's own default where no rate was asked for
+        # the group's rate is the one asked for, or the optimizer's own default
         group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
         for key, option in state.run.options.items():
             if schedule(option) is not None:
@@ -207,7 +207,7 @@ def _evaluate_(state: _State) -> None:
 
 
 def _save(state: _State, out: Path) -> None:
-    """Write the log, then the checkpoint: the log is never behind the checkpoint."""
+    """Write the log, then the checkpoint, so that the log is never behind the checkpoint."""
     state.log.save()
     save_checkpoint(
         out,
@@ -231,7 +231,7 @@ def _resume_(state: _State, out: Path) -> None:
         raise UserError(
             f"{out} holds another run ({before.run.name}); give the same options or another --out"
         )
-    # the last bits of a sum depend on the number of threads
+    # sums depend in their last bits on the number of threads, so it stays as it was
     torch.set_num_threads(before.header["environment"]["threads"])
     state.model.load_state_dict(checkpoint["model"])
     state.optimizer.load_state_dict(checkpoint["optimizer"])
@@ -265,9 +265,9 @@ def _finish(state: _State) -> None:
 
 
 def _cpu_summary(steps: Sequence[Record]) -> Record:
-    """CPU seconds of the run and the optimizer's share of them.
+    """Sum up the CPU seconds of the run, and the optimizer's share of them.
 
-    There are none for a run that was begun by a version which did not take them.
+    A run that was begun by a version which did not take them has no such sum.
     """
     if not all("cpu" in record for record in steps):
         return {}
@@ -277,7 +277,7 @@ def _cpu_summary(steps: Sequence[Record]) -> Record:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and a polite kill let the step under way finish; the caller then saves."""
+    """Let the step under way finish after Ctrl-C or a polite kill, so that the caller can save."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
