@@ -1,7 +1,8 @@
 """The table of workloads; the paper's appendix E where the scale is "paper"."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from eshampoo.lab import objectives
 from eshampoo.lab.data import images, molecules, mri, text
@@ -12,7 +13,7 @@ from eshampoo.lab.models.llama import Llama
 from eshampoo.lab.models.unet import UNet
 from eshampoo.lab.models.vit import SimpleViT
 from eshampoo.lab.optimizers import Option
-from eshampoo.lab.run.runs import SCALES, Run
+from eshampoo.lab.run.runs import SCALES, Run, Scale
 from eshampoo.lab.workloads import Setting, Workload
 
 
@@ -21,15 +22,32 @@ def options(lr: float, weight_decay: float, beta2: float = 0.999) -> Mapping[str
     return {"lr": lr, "betas": (0.9, beta2), "eps": 1e-10, "weight_decay": weight_decay}
 
 
-DIGITS_VIT = Workload(
+def classifier(
+    name: str,
+    title: str,
+    settings: Mapping[Scale, Setting],
+    origin: str = images.ORIGIN,
+    locate: Callable[[Path | None], Path | None] = images.locate_imagewoof,
+) -> Workload:
+    """Return a workload that classifies images, those of Imagewoof unless told otherwise."""
+    return Workload(
+        name=name,
+        title=title,
+        origin=origin,
+        locate=locate,
+        loss=objectives.cross_entropy,
+        metric=objectives.accuracy,
+        metric_name="accuracy",
+        trivial=objectives.majority_accuracy,
+        settings=settings,
+    )
+
+
+DIGITS_VIT = classifier(
     name="digits-vit",
     title="SimpleViT on handwritten digits",
     origin="inside scikit-learn",
     locate=images.locate_digits,
-    loss=objectives.cross_entropy,
-    metric=objectives.accuracy,
-    metric_name="accuracy",
-    trivial=objectives.majority_accuracy,
     settings={
         "tiny": Setting(
             model=partial(
@@ -72,15 +90,9 @@ DIGITS_VIT = Workload(
     },
 )
 
-IMAGEWOOF_VIT = Workload(
+IMAGEWOOF_VIT = classifier(
     name="imagewoof-vit",
     title="SimpleViT on ten breeds of dogs",
-    origin=images.ORIGIN,
-    locate=images.locate_imagewoof,
-    loss=objectives.cross_entropy,
-    metric=objectives.accuracy,
-    metric_name="accuracy",
-    trivial=objectives.majority_accuracy,
     settings={
         "tiny": Setting(
             model=partial(SimpleViT, size=16, patch=8, width=16, depth=1, heads=2, hidden=32),
@@ -110,15 +122,9 @@ IMAGEWOOF_VIT = Workload(
     },
 )
 
-IMAGEWOOF_CONVNEXT = Workload(
+IMAGEWOOF_CONVNEXT = classifier(
     name="imagewoof-convnext",
     title="ConvNeXt V2 on ten breeds of dogs",
-    origin=images.ORIGIN,
-    locate=images.locate_imagewoof,
-    loss=objectives.cross_entropy,
-    metric=objectives.accuracy,
-    metric_name="accuracy",
-    trivial=objectives.majority_accuracy,
     settings={
         "tiny": Setting(
             model=partial(ConvNeXt, widths=(8, 16), depths=(1, 1), patch=4, drop_path=0.1),
@@ -188,6 +194,12 @@ MRI_UNET = Workload(
     },
 )
 
+graph_network = partial(
+    GraphNetwork,
+    atom_sizes=molecules.ATOM_SIZES,
+    bond_sizes=molecules.BOND_SIZES,
+    dropout=0.1,
+)
 MOLECULES_GNN = Workload(
     name="molecules-gnn",
     title="Message passing on molecular graphs",
@@ -199,42 +211,21 @@ MOLECULES_GNN = Workload(
     trivial=objectives.prevalence,
     settings={
         "tiny": Setting(
-            model=partial(
-                GraphNetwork,
-                atom_sizes=molecules.ATOM_SIZES,
-                bond_sizes=molecules.BOND_SIZES,
-                width=8,
-                rounds=2,
-                dropout=0.1,
-            ),
+            model=partial(graph_network, width=8, rounds=2),
             data=partial(molecules.load_molecules),
             steps=10,
             batch=4,
             options=options(1e-3, 1e-4),
         ),
         "small": Setting(
-            model=partial(
-                GraphNetwork,
-                atom_sizes=molecules.ATOM_SIZES,
-                bond_sizes=molecules.BOND_SIZES,
-                width=64,
-                rounds=3,
-                dropout=0.1,
-            ),
+            model=partial(graph_network, width=64, rounds=3),
             data=partial(molecules.load_molecules),
             steps=200,
             batch=128,
             options=options(1e-2, 1e-4),
         ),
         "paper": Setting(
-            model=partial(
-                GraphNetwork,
-                atom_sizes=molecules.ATOM_SIZES,
-                bond_sizes=molecules.BOND_SIZES,
-                width=256,
-                rounds=5,
-                dropout=0.1,
-            ),
+            model=partial(graph_network, width=256, rounds=5),
             data=partial(molecules.load_molecules),
             steps=80_000,
             batch=512,
