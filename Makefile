@@ -32,7 +32,7 @@ type: $(READY)  ## mypy, strict
 bench: $(READY)  ## measure against peers and the matrix-product limit; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.run
 
-figures: $(READY)  ## draw the figures of docs/reproduction.md again from the logs beside them
+figures: $(READY)  ## draw the figures of docs/reproduction.md again from the logs in results/
 	for name in time fig1 fig2 fig3 fig4 fig5 partial; do $(BIN)/eshampoo reproduce $$name --out docs/reproduction || exit 1; done
 
 fuzz: $(READY)  ## 10,000 random cases against the oracles, seeds printed

@@ -122,7 +122,7 @@ def differences(a, b, where=""):
     elif isinstance(a, list | tuple):
         if len(a) != len(b):
             yield f"{where} length {len(a)} {len(b)}"
-        for n, (x, y) in enumerate(zip(a, b)):
+        for n, (x, y) in enumerate(zip(a, b, strict=False)):
             yield from differences(x, y, f"{where}[{n}]")
     elif a != b and not (a != a and b != b):
         yield f"{where}: {a} {b}"

@@ -24,15 +24,14 @@ import torch
 from cases import assert_same
 
 from eshampoo.lab.catalogue import setting, workload
-from eshampoo.lab.checkpoint import checkpoints, read_checkpoint
 from eshampoo.lab.data import Dataset
-from eshampoo.lab.runlog import FILE_NAME, read_records
-from eshampoo.lab.runs import Run
-from eshampoo.lab.training import train
+from eshampoo.lab.run.checkpoint import checkpoints, read_checkpoint
+from eshampoo.lab.run.runlog import FILE_NAME, MEASURED, read_records
+from eshampoo.lab.run.runs import Run
+from eshampoo.lab.run.training import train
 
 STEPS, EVERY = 48, 4
 METHODS = ("eshampoo", "shampoo", "soap", "klshampoo")
-TIMES = ("data", "forward_backward", "optimizer", "seconds", "optimizer_share", "logging_share")
 
 
 def described(method: str) -> Run:
@@ -73,7 +72,7 @@ def finish(process: int) -> None:
 def left_behind(out: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Everything that must be equal: the log without its times, and the checkpoints."""
     log = [
-        {key: value for key, value in record.items() if key not in TIMES}
+        {key: value for key, value in record.items() if key not in MEASURED}
         for record in read_records(out / FILE_NAME)
     ]
     files = {path.name: read_checkpoint(path) for path in checkpoints(out)}

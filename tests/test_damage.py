@@ -12,8 +12,8 @@ import pytest
 import torch
 from cases import METHODS, assert_same, parameters, run, snapshot, trained
 
-from eshampoo.lab.checkpoint import read_checkpoint, save_checkpoint
 from eshampoo.lab.errors import UserError
+from eshampoo.lab.run.checkpoint import read_checkpoint, save_checkpoint
 
 HERE = Path(__file__).parent
 SHAPES = [(4, 4), (5,), (6, 3)]

@@ -1,5 +1,7 @@
 """The laboratory: train, compare and reproduce on real data (extra ``eshampoo[lab]``).
 
-Reading order: ``workloads`` (what is trained), ``training`` (the one loop), ``runlog`` (what a
-run leaves behind), ``compare`` and ``report`` (what is made of it), ``figures`` (the paper's).
+At the top stands what is opened first: ``cli`` and ``commands`` (what can be typed, and what it
+does), ``workloads`` and ``catalogue`` (what is trained), ``optimizers`` and ``objectives``. The
+rooms: ``run`` (the one loop, its log and checkpoints), ``report`` (what is made of logs),
+``figures`` (the paper's), ``data`` and ``models``.
 """

@@ -1,7 +1,8 @@
 """The table of workloads; the paper's appendix E where the scale is "paper"."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from eshampoo.lab import objectives
 from eshampoo.lab.data import images, molecules, mri, text
@@ -12,24 +13,41 @@ from eshampoo.lab.models.llama import Llama
 from eshampoo.lab.models.unet import UNet
 from eshampoo.lab.models.vit import SimpleViT
 from eshampoo.lab.optimizers import Option
-from eshampoo.lab.runs import SCALES, Run
+from eshampoo.lab.run.runs import SCALES, Run, Scale
 from eshampoo.lab.workloads import Setting, Workload
 
 
 def options(lr: float, weight_decay: float, beta2: float = 0.999) -> Mapping[str, Option]:
-    """What every optimizer of a setting shares; ε as in the paper."""
+    """Return the options that every optimizer of a setting shares, with ε as in the paper."""
     return {"lr": lr, "betas": (0.9, beta2), "eps": 1e-10, "weight_decay": weight_decay}
 
 
-DIGITS_VIT = Workload(
+def classifier(
+    name: str,
+    title: str,
+    settings: Mapping[Scale, Setting],
+    origin: str = images.ORIGIN,
+    locate: Callable[[Path | None], Path | None] = images.locate_imagewoof,
+) -> Workload:
+    """Return a workload that classifies images, those of Imagewoof unless told otherwise."""
+    return Workload(
+        name=name,
+        title=title,
+        origin=origin,
+        locate=locate,
+        loss=objectives.cross_entropy,
+        metric=objectives.accuracy,
+        metric_name="accuracy",
+        trivial=objectives.majority_accuracy,
+        settings=settings,
+    )
+
+
+DIGITS_VIT = classifier(
     name="digits-vit",
     title="SimpleViT on handwritten digits",
     origin="inside scikit-learn",
     locate=images.locate_digits,
-    loss=objectives.cross_entropy,
-    metric=objectives.accuracy,
-    metric_name="accuracy",
-    trivial=objectives.majority_accuracy,
     settings={
         "tiny": Setting(
             model=partial(
@@ -50,8 +68,8 @@ DIGITS_VIT = Workload(
             batch=64,
             threads=1,
             options=options(3e-3, 1e-4),
-            # the best of 3e-3, 6e-3, 1e-2, 2e-2 for each; F keeps its share of the run, and was
-            # tried at other values too for Shampoo and EShampoo (docs/lab.md tells all of it)
+            # each rate is the best of 3e-3, 6e-3, 1e-2, 2e-2; F keeps its share of the run, and
+            # other values were tried for Shampoo and EShampoo (docs/lab.md tells all of it)
             tuned={
                 "adamw": {"lr": 6e-3},
                 "shampoo": {"lr": 1e-2, "frequency": 4},
@@ -72,15 +90,9 @@ DIGITS_VIT = Workload(
     },
 )
 
-IMAGEWOOF_VIT = Workload(
+IMAGEWOOF_VIT = classifier(
     name="imagewoof-vit",
     title="SimpleViT on ten breeds of dogs",
-    origin=images.ORIGIN,
-    locate=images.locate_imagewoof,
-    loss=objectives.cross_entropy,
-    metric=objectives.accuracy,
-    metric_name="accuracy",
-    trivial=objectives.majority_accuracy,
     settings={
         "tiny": Setting(
             model=partial(SimpleViT, size=16, patch=8, width=16, depth=1, heads=2, hidden=32),
@@ -94,7 +106,7 @@ IMAGEWOOF_VIT = Workload(
             data=partial(images.load_imagewoof, size=48, stored=56),
             steps=420,
             batch=128,
-            # the best of 3e-4, 1e-3, 3e-3, 1e-2 (docs/reproduction.md)
+            # each rate is the best of 3e-4, 1e-3, 3e-3, 1e-2 (docs/reproduction.md)
             options=options(3e-3, 1e-4),
             tuned={"adamw": {"lr": 1e-3}},
             evaluations=2,
@@ -110,15 +122,9 @@ IMAGEWOOF_VIT = Workload(
     },
 )
 
-IMAGEWOOF_CONVNEXT = Workload(
+IMAGEWOOF_CONVNEXT = classifier(
     name="imagewoof-convnext",
     title="ConvNeXt V2 on ten breeds of dogs",
-    origin=images.ORIGIN,
-    locate=images.locate_imagewoof,
-    loss=objectives.cross_entropy,
-    metric=objectives.accuracy,
-    metric_name="accuracy",
-    trivial=objectives.majority_accuracy,
     settings={
         "tiny": Setting(
             model=partial(ConvNeXt, widths=(8, 16), depths=(1, 1), patch=4, drop_path=0.1),
@@ -138,7 +144,7 @@ IMAGEWOOF_CONVNEXT = Workload(
             evaluations=2,
             threads=1,
         ),
-        # the paper does not give the size; this is ConvNeXt V2 "tiny", as large as its ViT
+        # the paper does not give the size of its model; ConvNeXt V2 "tiny" is as large as its ViT
         "paper": Setting(
             model=partial(
                 ConvNeXt, widths=(96, 192, 384, 768), depths=(3, 3, 9, 3), patch=4, drop_path=0.1
@@ -177,7 +183,7 @@ MRI_UNET = Workload(
             options=options(3e-3, 1e-4),
             evaluations=2,
         ),
-        # AlgoPerf's shape and length; β2 as the smallest of the winning submission is not published
+        # the model and the length are AlgoPerf's; the β2 of its winning submission is not published
         "paper": Setting(
             model=partial(UNet, channels=32, pools=4),
             data=partial(mri.load_mri, size=320),
@@ -188,6 +194,12 @@ MRI_UNET = Workload(
     },
 )
 
+graph_network = partial(
+    GraphNetwork,
+    atom_sizes=molecules.ATOM_SIZES,
+    bond_sizes=molecules.BOND_SIZES,
+    dropout=0.1,
+)
 MOLECULES_GNN = Workload(
     name="molecules-gnn",
     title="Message passing on molecular graphs",
@@ -199,42 +211,21 @@ MOLECULES_GNN = Workload(
     trivial=objectives.prevalence,
     settings={
         "tiny": Setting(
-            model=partial(
-                GraphNetwork,
-                atom_sizes=molecules.ATOM_SIZES,
-                bond_sizes=molecules.BOND_SIZES,
-                width=8,
-                rounds=2,
-                dropout=0.1,
-            ),
+            model=partial(graph_network, width=8, rounds=2),
             data=partial(molecules.load_molecules),
             steps=10,
             batch=4,
             options=options(1e-3, 1e-4),
         ),
         "small": Setting(
-            model=partial(
-                GraphNetwork,
-                atom_sizes=molecules.ATOM_SIZES,
-                bond_sizes=molecules.BOND_SIZES,
-                width=64,
-                rounds=3,
-                dropout=0.1,
-            ),
+            model=partial(graph_network, width=64, rounds=3),
             data=partial(molecules.load_molecules),
             steps=200,
             batch=128,
             options=options(1e-2, 1e-4),
         ),
         "paper": Setting(
-            model=partial(
-                GraphNetwork,
-                atom_sizes=molecules.ATOM_SIZES,
-                bond_sizes=molecules.BOND_SIZES,
-                width=256,
-                rounds=5,
-                dropout=0.1,
-            ),
+            model=partial(graph_network, width=256, rounds=5),
             data=partial(molecules.load_molecules),
             steps=80_000,
             batch=512,
@@ -269,7 +260,7 @@ TEXT_LLAMA = Workload(
             options=options(3e-3, 0.1, 0.95),
             evaluations=2,
         ),
-        # 324 million parameters as in the paper, which gives no other dimension of the model
+        # the paper gives 324 million parameters and no other dimension of its model
         "paper": Setting(
             model=partial(
                 Llama, width=1024, depth=22, heads=16, key_heads=8, hidden=2784, length=2048
@@ -296,14 +287,14 @@ WORKLOADS: Mapping[str, Workload] = {
 
 
 def workload(name: str) -> Workload:
-    """The row of the table with this name."""
+    """Return the workload of this name."""
     if name not in WORKLOADS:
         raise UserError(f"unknown workload {name!r}; choose one of: {', '.join(WORKLOADS)}")
     return WORKLOADS[name]
 
 
 def setting(run: Run) -> Setting:
-    """The setting that a run asks for."""
+    """Return the setting of the workload and scale that a run asks for."""
     if run.scale not in SCALES:
         raise UserError(f"unknown scale {run.scale!r}; choose one of: {', '.join(SCALES)}")
     return workload(run.workload).settings[run.scale]

@@ -23,24 +23,23 @@ EXTRA = (
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are one line."""
+    """An argument parser that complains in one line."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Read a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
     return int(text)
 
 
 def parser() -> Parser:
-    """All commands and their arguments."""
+    """Build the parser of all commands and their arguments."""
     top = Parser(prog="eshampoo", description="Train, compare and reproduce with eshampoo.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
     workloads = commands.add_parser("workloads", help="list the workloads and their data")
     train = commands.add_parser(
         "train",
@@ -49,11 +48,13 @@ def parser() -> Parser:
         epilog="Any keyword of the optimizer is an option too: --frequency 10 --tau 0.05. A"
         " schedule gives values and the share of the run at which each starts: --tau 0.8,0.01@0.9",
     )
+    compare = commands.add_parser("compare", allow_abbrev=False, help="train several and compare")
+    reproduce = commands.add_parser("reproduce", allow_abbrev=False, help="make a figure")
+    report = commands.add_parser("report", allow_abbrev=False, help="write report.html for runs")
+
     train.add_argument("workload", metavar="WORKLOAD")
     train.add_argument("--optimizer", required=True, metavar="NAME")
     train.add_argument("--seed", type=int, default=0)
-
-    compare = commands.add_parser("compare", allow_abbrev=False, help="train several and compare")
     compare.add_argument("workload", metavar="WORKLOAD")
     compare.add_argument(
         "--optimizers",
@@ -62,23 +63,9 @@ def parser() -> Parser:
         help="names with options after colons: adamw:lr=0.001,eshampoo:tau=0.05:frequency=10",
     )
     compare.add_argument("--seeds", type=positive, default=3, metavar="N")
-
-    reproduce = commands.add_parser("reproduce", allow_abbrev=False, help="make a figure")
-    reproduce.add_argument("figure", metavar="FIGURE")
-    reproduce.add_argument("--jobs", type=positive, default=1, metavar="N")
-    reproduce.add_argument("--seeds", type=positive, metavar="N", help="instead of the figure's")
-    reproduce.add_argument(
-        "--export", type=Path, metavar="DIR", help="also copy the figure and compact logs there"
-    )
-
-    report = commands.add_parser("report", allow_abbrev=False, help="write report.html for runs")
+    add_figure_arguments_(reproduce)
     report.add_argument("directory", type=Path, metavar="DIR")
-
-    for command in (train, compare, reproduce):
-        command.add_argument("--scale", choices=("tiny", "small", "paper"), default="small")
-        command.add_argument("--steps", type=positive, metavar="N", help="instead of the scale's")
-        command.add_argument("--out", type=Path, metavar="DIR")
-        command.add_argument("--threads", type=positive, metavar="N", help="of each run")
+    add_run_arguments_((train, compare, reproduce))
     for command in (train, compare):
         command.add_argument("--resume", action="store_true", help="continue what was interrupted")
         command.add_argument("--checkpoint-every", type=positive, default=200, metavar="STEPS")
@@ -94,8 +81,40 @@ def parser() -> Parser:
     return top
 
 
+def add_figure_arguments_(command: Parser) -> None:
+    """Add the arguments that ``eshampoo reproduce`` alone takes."""
+    command.add_argument("figure", metavar="FIGURE")
+    command.add_argument(
+        "--jobs",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="runs at a time; with more than one, each has one thread",
+    )
+    command.add_argument("--seeds", type=positive, metavar="N", help="instead of the figure's")
+    places = (
+        ("--results", Path("results"), "compressed logs; what is there is not run again"),
+        ("--runs", Path("runs/figures/logs"), "where missing runs are trained, and go on"),
+    )
+    for name, place, purpose in places:
+        text = f"{purpose} (default: {place})"
+        command.add_argument(name, type=Path, default=place, metavar="DIR", help=text)
+    command.add_argument(
+        "--add", action="store_true", help="add the runs of the figure to --results, compressed"
+    )
+
+
+def add_run_arguments_(commands: Sequence[Parser]) -> None:
+    """Add the arguments that every command that trains takes."""
+    for command in commands:
+        command.add_argument("--scale", choices=("tiny", "small", "paper"), default="small")
+        command.add_argument("--steps", type=positive, metavar="N", help="instead of the scale's")
+        command.add_argument("--out", type=Path, metavar="DIR")
+        command.add_argument("--threads", type=positive, metavar="N", help="of each run")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 when done, 130 when interrupted and saved, 2 for a mistake."""
+    """Run the command and return 0 when done, 130 when interrupted and saved, 2 for a mistake."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
         known, rest = parser().parse_known_args(typed)
@@ -116,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def complain(message: str) -> int:
-    """One line to the error stream."""
+    """Write one line to the error stream and return the exit code of a mistake."""
     line = " ".join(message.split())
     sys.stderr.write(f"eshampoo: {line}\n")
     return 2

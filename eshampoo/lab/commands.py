@@ -10,16 +10,16 @@ from rich.console import Console
 from rich.table import Table
 
 from eshampoo.lab.catalogue import WORKLOADS, setting, workload
-from eshampoo.lab.checkpoint import discard_checkpoints
-from eshampoo.lab.compare import comparison_table, group_logs, verdict
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.files import make_directory, write_atomic
 from eshampoo.lab.optimizers import Option, check_options, parse_option
-from eshampoo.lab.progress import RunDisplay
-from eshampoo.lab.report import report_page
-from eshampoo.lab.runlog import FILE_NAME, Log, find_logs, read_log
-from eshampoo.lab.runs import Run
-from eshampoo.lab.training import stop_on_signal, train
+from eshampoo.lab.report.compare import comparison_table, group_logs, verdict
+from eshampoo.lab.report.page import report_page
+from eshampoo.lab.run.checkpoint import discard_checkpoints
+from eshampoo.lab.run.progress import RunDisplay
+from eshampoo.lab.run.runlog import FILE_NAME, Log, find_logs, finished, read_log
+from eshampoo.lab.run.runs import Run
+from eshampoo.lab.run.training import stop_on_signal, train
 
 INTERRUPTED = 130
 
@@ -35,13 +35,13 @@ def perform(known: argparse.Namespace, rest: Sequence[str], typed: Sequence[str]
         return train_one(known, keyword_options(rest), command_text(typed), console)
     if known.command == "compare":
         return compare(known, command_text(typed), console)
-    from eshampoo.lab.reproduce import reproduce
+    from eshampoo.lab.figures.reproduce import reproduce
 
     return reproduce(known, console)
 
 
 def command_text(typed: Sequence[str]) -> str:
-    """The line as typed, except for where data and results lie on this machine."""
+    """Return the line as typed, except for where data and results lie on this machine."""
     words = list(typed)
     for place in ("data", "out"):
         for index, word in enumerate(words):
@@ -53,7 +53,7 @@ def command_text(typed: Sequence[str]) -> str:
 
 
 def keyword_options(rest: Sequence[str]) -> dict[str, Option]:
-    """``--tau 0.1 --frequency=10`` as options."""
+    """Read words such as ``--tau 0.1 --frequency=10`` as options."""
     options: dict[str, Option] = {}
     words = list(rest)
     while words:
@@ -70,7 +70,7 @@ def keyword_options(rest: Sequence[str]) -> dict[str, Option]:
 
 
 def optimizer_list(text: str) -> list[tuple[str, dict[str, Option]]]:
-    """``adamw,eshampoo:tau=0.1:frequency=10`` as names with options."""
+    """Read a list such as ``adamw,eshampoo:tau=0.1:frequency=10`` as names with options."""
     chosen = []
     for part in text.split(","):
         name, *pairs = part.strip().split(":")
@@ -86,7 +86,7 @@ def optimizer_list(text: str) -> list[tuple[str, dict[str, Option]]]:
 
 
 def list_workloads(data: Path | None, console: Console) -> int:
-    """The table of workloads, and whether their data are there."""
+    """Show the table of workloads, and whether their data are there."""
     table = Table("workload", "trains", "metric", "scales (steps)", "data")
     for row in WORKLOADS.values():
         try:
@@ -103,7 +103,7 @@ def list_workloads(data: Path | None, console: Console) -> int:
 def execute(
     runs: Sequence[tuple[Run, Path]], known: argparse.Namespace, command: str, console: Console
 ) -> bool:
-    """Train the runs one after another under a live display; False when interrupted."""
+    """Train the runs one after another under a live display; return False when interrupted."""
     for run, _ in runs:
         check_options(run.optimizer, run.options)
     for _, out in runs:
@@ -135,20 +135,14 @@ def execute(
     return True
 
 
-def finished(out: Path) -> bool:
-    """Whether a directory holds a run that came to its end."""
-    path = out / FILE_NAME
-    return path.exists() and read_log(path).finished
-
-
 def train_one(
     known: argparse.Namespace, options: dict[str, Option], command: str, console: Console
 ) -> int:
-    """``eshampoo train``."""
+    """Carry out ``eshampoo train``: one run, and a table of what it came to."""
     row = workload(known.workload)
     check_options(known.optimizer, options)
     run = row.run(known.optimizer, options, scale=known.scale, seed=known.seed, steps=known.steps)
-    out = known.out or Path("runs") / f"{run.workload}-{run.scale}" / run.name
+    out = known.out or Path("runs") / run.place
     existing = out / FILE_NAME
     if existing.exists() and not known.resume:
         raise UserError(f"{out} holds a run already; add --resume or choose another --out")
@@ -162,7 +156,7 @@ def train_one(
 
 
 def compare(known: argparse.Namespace, command: str, console: Console) -> int:
-    """``eshampoo compare``: every optimizer with every seed, a table, a page, a verdict."""
+    """Carry out ``eshampoo compare``: every optimizer with every seed, table, verdict and page."""
     row = workload(known.workload)
     chosen = optimizer_list(known.optimizers)
     directory = known.out or Path("runs") / f"compare-{row.name}"
@@ -184,7 +178,7 @@ def compare(known: argparse.Namespace, command: str, console: Console) -> int:
 
 
 def show(logs: Sequence[Log], console: Console) -> None:
-    """The comparison table and the verdict."""
+    """Show the comparison table and the verdict."""
     groups = group_logs(logs)
     columns, rows = comparison_table(groups)
     table = Table(*columns, title=f"{logs[0].run.workload}, {logs[0].run.steps} steps")
@@ -204,7 +198,7 @@ def write_report(logs: Sequence[Log], directory: Path, console: Console) -> None
 
 
 def report(directory: Path, console: Console) -> int:
-    """``eshampoo report DIR``: table, verdict and page from the logs alone."""
+    """Carry out ``eshampoo report DIR``: table, verdict and page from the logs alone."""
     logs = find_logs(directory)
     show(logs, console)
     write_report(logs, directory, console)

@@ -8,6 +8,6 @@ class UserError(Exception):
 
 
 def missing_data(name: str, path: Path | None, source: str) -> UserError:
-    """Data that are not there: where they come from, and which flag to set."""
+    """Return the error for data that are not there: where they come from, and which flag to set."""
     where = "no path was given" if path is None else f"not found at {path}"
     return UserError(f"{name}: {where}; get {source} as --data PATH (or set ESHAMPOO_DATA)")

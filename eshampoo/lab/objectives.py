@@ -10,60 +10,60 @@ from eshampoo.lab.data import Batch, Dataset
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross entropy of images against labels, or of tokens against the next tokens."""
+    """Return the mean cross entropy of images and labels, or of tokens and the next tokens."""
     inputs, targets = batch
     return functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
 
 def accuracy(model: nn.Module, batches: Iterable[Batch]) -> float:
-    """Share of images whose label has the largest logit."""
+    """Return the share of images whose label has the largest logit."""
     hits = [model(images).argmax(1) == labels for images, labels in batches]
     return float(torch.cat(hits).float().mean())
 
 
 def majority_accuracy(dataset: Dataset) -> float:
-    """Accuracy of always naming the most frequent class."""
+    """Return the accuracy of always naming the most frequent class."""
     labels = torch.cat([labels for _, labels in dataset.validation()])
     return float(labels.bincount().max() / len(labels))
 
 
 def validation_loss(model: nn.Module, batches: Iterable[Batch]) -> float:
-    """Mean cross entropy per token."""
+    """Return the mean cross entropy per token."""
     losses = [(cross_entropy(model, batch).item(), batch[1].numel()) for batch in batches]
     return sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
 
 
 def unigram_loss(dataset: Dataset) -> float:
-    """Cross entropy of predicting every token by its frequency in the validation text itself."""
+    """Return the cross entropy of predicting tokens by their frequency in the validation text."""
     tokens = torch.cat([targets.flatten() for _, targets in dataset.validation()])
     frequencies = tokens.bincount().double() / len(tokens)
     return float(torch.special.entr(frequencies).sum())
 
 
 def reconstruction_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean absolute error of the normalised image."""
+    """Return the mean absolute error of the normalised image."""
     return functional.l1_loss(model(batch[0]), batch[1])
 
 
 def similarity(model: nn.Module, batches: Iterable[Batch]) -> float:
-    """Mean structural similarity of the reconstructions."""
+    """Return the mean structural similarity of the reconstructions."""
     values = [similarities(model(batch[0]), batch) for batch in batches]
     return float(torch.cat(values).mean())
 
 
 def zero_filled_similarity(dataset: Dataset) -> float:
-    """Structural similarity of the image from the measured columns alone."""
+    """Return the structural similarity of the image from the measured columns alone."""
     values = [similarities(batch[0], batch) for batch in dataset.validation()]
     return float(torch.cat(values).mean())
 
 
 def similarities(images: Tensor, batch: Batch) -> Tensor:
-    """SSIM per slice with a 7×7 uniform window, the peak of the target as range (fastMRI)."""
+    """Return SSIM per slice with a uniform 7×7 window and the target's peak as range (fastMRI)."""
     _, target, mean, std, peak = batch
     mean, std, peak = (value.view(-1, 1, 1, 1) for value in (mean, std, peak))
     x, y = images * std + mean, target * std + mean
     means = [functional.avg_pool2d(part, 7, 1) for part in (x, y, x * x, y * y, x * y)]
-    # unbiased covariances over the 49 pixels of the window
+    # the factor makes the covariances over the 49 pixels of a window unbiased
     scale = 49 / 48
     x_mean, y_mean = means[0], means[1]
     x_var, y_var = scale * (means[2] - x_mean**2), scale * (means[3] - y_mean**2)
@@ -75,14 +75,14 @@ def similarities(images: Tensor, batch: Batch) -> Tensor:
 
 
 def masked_binary_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Binary cross entropy averaged over the labels that are known."""
+    """Return the binary cross entropy averaged over the labels that are known."""
     *inputs, labels = batch
     known = labels.isfinite()
     return functional.binary_cross_entropy_with_logits(model(*inputs)[known], labels[known])
 
 
 def mean_average_precision(model: nn.Module, batches: Iterable[Batch]) -> float:
-    """Average precision per task, averaged over the tasks that have both labels."""
+    """Return the average precision, averaged over the tasks that have both labels."""
     scores, labels = [], []
     for *inputs, target in batches:
         scores.append(model(*inputs))
@@ -91,7 +91,7 @@ def mean_average_precision(model: nn.Module, batches: Iterable[Batch]) -> float:
 
 
 def prevalence(dataset: Dataset) -> float:
-    """What a constant score reaches: the share of positives, averaged over the tasks."""
+    """Return what a constant score reaches: the share of positives, averaged over the tasks."""
     labels = torch.cat([batch[-1] for batch in dataset.validation()])
     known = labels.isfinite()
     shares = labels.nan_to_num().sum(0) / known.sum(0)
@@ -99,7 +99,7 @@ def prevalence(dataset: Dataset) -> float:
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> float:
-    """Σ over positives of the precision at their rank / number of positives, mean over tasks."""
+    """Return the mean over tasks of Σ over positives of precision at their rank / their number."""
     values = []
     for task in range(labels.shape[1]):
         known = labels[:, task].isfinite()

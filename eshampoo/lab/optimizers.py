@@ -1,40 +1,32 @@
 """The optimizers by the names that are typed, and the options that they take."""
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from eshampoo.lab.errors import UserError
+from eshampoo.optimizers import CLASSES
 
 Option = bool | int | float | str | None | tuple[float, ...]
 
-# typed name -> module and class; imported only when used
-OPTIMIZERS: Mapping[str, tuple[str, str]] = {
-    "adamw": ("torch.optim", "AdamW"),
-    "eshampoo": ("eshampoo", "EShampoo"),
-    "shampoo": ("eshampoo", "Shampoo"),
-    "soap": ("eshampoo", "SOAP"),
-    "klshampoo": ("eshampoo", "KLShampoo"),
-    "fullmatrixadam": ("eshampoo", "FullMatrixAdam"),
+OPTIMIZERS: Mapping[str, type[Optimizer]] = {
+    found.__name__.lower(): found for found in (AdamW, *CLASSES)
 }
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
-    """The class behind a typed name."""
+    """Return the class behind a typed name."""
     if name not in OPTIMIZERS:
         raise UserError(f"unknown optimizer {name!r}; choose one of: {', '.join(OPTIMIZERS)}")
-    module, attribute = OPTIMIZERS[name]
-    found: type[Optimizer] = getattr(importlib.import_module(module), attribute)
-    return found
+    return OPTIMIZERS[name]
 
 
 def parse_option(text: str) -> Option:
-    """A typed value: ``none``, ``true``, ``10``, ``0.1``, ``0.9,0.999`` or a word."""
+    """Read a typed value: ``none``, ``true``, ``10``, ``0.1``, ``0.9,0.999`` or a word."""
     words: dict[str, Option] = {"none": None, "true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()]
@@ -50,7 +42,7 @@ def parse_option(text: str) -> Option:
 
 
 def check_options(name: str, options: Mapping[str, Option]) -> None:
-    """Every option must be a keyword of the optimizer's constructor."""
+    """Refuse options that are no keywords of the optimizer's constructor."""
     keywords = [
         key for key in inspect.signature(optimizer_class(name)).parameters if key != "params"
     ]
@@ -62,7 +54,7 @@ def check_options(name: str, options: Mapping[str, Option]) -> None:
 
 
 def build_optimizer(name: str, model: nn.Module, options: Mapping[str, Option]) -> Optimizer:
-    """The optimizer over all parameters of ``model``, by name so that reports can tell them apart.
+    """Build the optimizer over all parameters of ``model``, named so that reports can tell them.
 
     A scheduled option (see ``schedule``) starts at its first value; the loop sets the others.
     """
@@ -75,7 +67,7 @@ def build_optimizer(name: str, model: nn.Module, options: Mapping[str, Option]) 
 
 
 def schedule(option: Option) -> list[tuple[float, float]] | None:
-    """``"0.8,0.01@0.9"`` as [(0, 0.8), (0.9, 0.01)]: share of the run, value from there on."""
+    """Read ``"0.8,0.01@0.9"`` as [(0, 0.8), (0.9, 0.01)]: share of the run, value from it on."""
     if not isinstance(option, str) or "@" not in option:
         return None
     pieces = []
@@ -92,7 +84,7 @@ def schedule(option: Option) -> list[tuple[float, float]] | None:
 
 
 def scheduled(option: Option, share: float) -> Option:
-    """The value of an option after a share of the run; constant unless it is a schedule."""
+    """Return the value of an option after a share of the run; it is constant unless scheduled."""
     pieces = schedule(option)
     if pieces is None:
         return option

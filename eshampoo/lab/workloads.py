@@ -10,26 +10,27 @@ from torch import Tensor, nn
 
 from eshampoo.lab.data import Batch, Dataset
 from eshampoo.lab.optimizers import Option
-from eshampoo.lab.runs import Run, Scale
+from eshampoo.lab.run.runs import Run, Scale
 
 
 @dataclass(frozen=True)
 class Setting:
     """One scale of a workload."""
 
-    model: Callable[[int], nn.Module]  # from the number of outputs
+    model: Callable[[int], nn.Module]  # builds the network for a number of outputs
     data: Callable[[Path | None], Dataset]
     steps: int
     batch: int
-    options: Mapping[str, Option]  # of every optimizer
-    tuned: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)  # of one of them
-    warmup: float = 0.05  # share of the run; then cosine to zero (353 of 7,050 steps in the paper)
+    options: Mapping[str, Option]  # keywords of every optimizer
+    # an optimizer's own keywords, which come before those of every optimizer
+    tuned: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
+    warmup: float = 0.05  # share of the run, before a cosine to zero; the paper has 353 of 7,050
     clip: float | None = 1.0
     evaluations: int = 4
-    threads: int | None = None  # None: all cores; 1 where matrices are too small to share
+    threads: int | None = None  # None takes all cores; small matrices are not worth sharing
 
     def record(self) -> dict[str, Any]:
-        """The setting as JSON data."""
+        """Return the setting as JSON data."""
         parts = {}
         for name, part in (("model", self.model), ("data", self.data)):
             if not isinstance(part, partial):
@@ -62,7 +63,7 @@ class Workload:
         seed: int = 0,
         steps: int | None = None,
     ) -> Run:
-        """A run with this workload's defaults, the optimizer's tuned values and ``options``."""
+        """Return a run with the workload's values, the optimizer's tuned ones and ``options``."""
         setting = self.settings[scale]
         merged = {**setting.options, **setting.tuned.get(optimizer, {}), **options}
         return Run(self.name, scale, optimizer, merged, seed, steps or setting.steps)

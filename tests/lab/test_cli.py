@@ -4,14 +4,13 @@ import builtins
 import json
 import re
 
+import made_data
 import pytest
 
 from eshampoo.lab import catalogue
 from eshampoo.lab.cli import main
-from eshampoo.lab.compare import group_logs, verdict
-from eshampoo.lab.runlog import FILE_NAME, find_logs, read_log
-
-from . import made_data
+from eshampoo.lab.report.compare import group_logs, verdict
+from eshampoo.lab.run.runlog import FILE_NAME, find_logs, read_log
 
 SHORT = ["--scale", "tiny", "--steps", "12", "--threads", "1"]
 

@@ -10,24 +10,24 @@ Batch = tuple[Tensor, ...]
 
 
 class Dataset(Protocol):
-    """Examples by index, and a fixed validation set."""
+    """Training examples by index, and a fixed validation set."""
 
     @property
     def outputs(self) -> int:
-        """Width of the model's last layer: classes, tasks, vocabulary or channels."""
+        """Return the width of the model's last layer: classes, tasks, vocabulary or channels."""
 
     def __len__(self) -> int:
-        """Number of training examples."""
+        """Return the number of training examples."""
 
     def batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        """Training examples, augmented with draws from ``generator`` alone."""
+        """Return training examples, augmented with draws from ``generator`` alone."""
 
     def validation(self) -> Iterator[Batch]:
-        """The validation set, always the same."""
+        """Go through the validation set, which is always the same."""
 
 
 def batch_indices(size: int, batch: int, seed: int, step: int) -> Tensor:
-    """Indices of the examples of a step: epochs are permutations, a function of (seed, epoch)."""
+    """Return the examples of a step; an epoch is a permutation that depends on (seed, epoch)."""
     per_epoch = max(1, size // batch)
     epoch, position = divmod(step, per_epoch)
     order = torch.randperm(size, generator=seeded(seed, epoch))
@@ -35,10 +35,10 @@ def batch_indices(size: int, batch: int, seed: int, step: int) -> Tensor:
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """A generator that is a function of a few numbers."""
+    """Return a generator whose draws depend on a few numbers alone."""
     state = 0
     for number in numbers:
-        # a full mixing of each number, so that (0, 1) and (1, 0) are unrelated
+        # each number is mixed in fully, so that (0, 1) and (1, 0) are unrelated
         state = ((state ^ (number + 1)) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**63
         state ^= state >> 29
     return torch.Generator().manual_seed(state)

@@ -14,7 +14,7 @@ from eshampoo.lab.files import write_atomic
 
 
 def cached(key: str, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors stored under ``key``, built on the first call; not stored if that fails."""
+    """Return the tensors under ``key``; the first call builds and, if it can, stores them."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "eshampoo"
     path = Path(os.environ.get("ESHAMPOO_CACHE", default)).expanduser() / f"{key}.pt"
     if path.exists():
@@ -22,7 +22,7 @@ def cached(key: str, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor
             loaded: dict[str, Tensor] = torch.load(path, weights_only=True)
             return loaded
         except (OSError, RuntimeError, EOFError, ValueError, KeyError):
-            path.unlink(missing_ok=True)  # damaged: build it again
+            path.unlink(missing_ok=True)  # a damaged file is built again
     tensors = build()
     buffer = io.BytesIO()
     torch.save(tensors, buffer)
@@ -30,12 +30,12 @@ def cached(key: str, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, buffer.getbuffer())
     except (OSError, UserError):
-        pass  # a read-only home costs time, not the run
+        pass  # a home that is read-only costs time, but not the run
     return tensors
 
 
 def fingerprint(source: Path) -> str:
-    """Tells editions of a source apart: names, sizes and dates of its files, not their contents."""
+    """Tell editions of a source apart by names, sizes and dates of its files, not by contents."""
     files = sorted(source.rglob("*")) if source.is_dir() else [source]
     marks = [(file.name, file.stat()) for file in files if file.is_file()]
     text = "\n".join(f"{name} {mark.st_size} {mark.st_mtime_ns}" for name, mark in marks)

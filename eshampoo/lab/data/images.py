@@ -48,7 +48,7 @@ class ImageData:
         else:
             columns = left + window
         rows = (top + window)[:, :, None]
-        # advanced indices around a slice put the sliced channels last
+        # indexing by tensors on both sides of a slice puts the sliced channels last
         crops = self.train[indices[:, None, None], :, rows, columns[:, None, :]]
         return self.normalised(crops.permute(0, 3, 1, 2)), self.train_labels[indices]
 
@@ -59,12 +59,12 @@ class ImageData:
             yield self.normalised(self.test[part][:, :, centre, centre]), self.test_labels[part]
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Bytes as floats of mean 0 and deviation 1 per channel."""
+        """Return bytes as floats of mean 0 and deviation 1 per channel."""
         return ((images.float() / 255 - self.mean) / self.std).contiguous()
 
 
 def locate_imagewoof(path: Path | None) -> Path:
-    """The tar, tgz or folder at ``path``, or the first one inside it."""
+    """Find the tar, tgz or folder at ``path``, or the first one inside it."""
     if path is not None:
         for found in [path, *sorted(path.glob("imagewoof*"))] if path.is_dir() else [path]:
             if found.is_file() and ".t" in found.name:
@@ -76,7 +76,7 @@ def locate_imagewoof(path: Path | None) -> Path:
 
 
 def load_imagewoof(path: Path | None, *, size: int, stored: int) -> ImageData:
-    """Imagewoof at ``stored`` px (shorter side, centre square), for random crops of ``size`` px."""
+    """Load Imagewoof as squares of ``stored`` px, for random crops of ``size`` px."""
     source = locate_imagewoof(path)
     arrays = cached(f"imagewoof-{stored}-{fingerprint(source)}", lambda: decode(source, stored))
     return ImageData(
@@ -93,7 +93,7 @@ def load_imagewoof(path: Path | None, *, size: int, stored: int) -> ImageData:
 
 
 def members(source: Path) -> Iterator[tuple[str, bytes]]:
-    """All images of a folder or tar as (``split/class/file``, content)."""
+    """Go through the images of a folder or tar as (``split/class/file``, content)."""
     if source.is_dir():
         for file in sorted(source.rglob("*")):
             if file.suffix.lower() in SUFFIXES:
@@ -130,11 +130,11 @@ def decode(source: Path, stored: int) -> dict[str, Tensor]:
 
 
 def square(content: bytes, size: int) -> np.ndarray:
-    """One image with its shorter side at ``size`` px, centre square, RGB bytes."""
+    """Return the centre square of an image, with its shorter side at ``size`` px, as RGB bytes."""
     from PIL import Image
 
     with Image.open(io.BytesIO(content)) as opened:
-        # the JPEG decoder halves the resolution for free as long as it stays above the target
+        # the JPEG decoder halves the resolution for free, and stays above the size asked for
         opened.draft("RGB", (size, size))
         image = opened.convert("RGB")
     width, height = image.size
@@ -145,7 +145,7 @@ def square(content: bytes, size: int) -> np.ndarray:
 
 
 def load_digits(path: Path | None) -> ImageData:
-    """scikit-learn's 1,797 digits (8×8, inside the package), one in five held out."""
+    """Load scikit-learn's 1,797 digits (8×8, inside the package), with one in five held out."""
     from sklearn import datasets  # type: ignore[import-untyped]
 
     pixels, labels = datasets.load_digits(return_X_y=True)
@@ -167,4 +167,4 @@ def load_digits(path: Path | None) -> ImageData:
 
 
 def locate_digits(path: Path | None) -> None:
-    """Nothing to find: the digits come with scikit-learn."""
+    """Find nothing, because the digits come with scikit-learn."""

@@ -20,7 +20,7 @@ ORIGIN = (
 )
 HYBRIDISATIONS = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
 BOND_TYPES = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
-# number of values of each feature, the last one for anything else
+# the number of values of each feature; its last value stands for anything else
 ATOM_SIZES = (120, 4, 12, 12, 10, 6, 6, 2, 2)
 BOND_SIZES = (5, 7, 2)
 
@@ -53,7 +53,7 @@ class MoleculeData:
             yield self.graph(part)
 
     def graph(self, molecules: Tensor) -> Batch:
-        """(atoms, bonds, senders, receivers, molecule of each atom, count, labels)."""
+        """Return (atoms, bonds, senders, receivers, molecule of each atom, count, labels)."""
         sizes = self.first_atom[molecules + 1] - self.first_atom[molecules]
         offsets = torch.cumsum(sizes, 0) - sizes
         atoms, owners = ranges(self.first_atom, molecules)
@@ -65,7 +65,7 @@ class MoleculeData:
 
 
 def ranges(first: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows first[i] … first[i+1]-1 of every chosen i, and the position of i among the chosen."""
+    """Return rows first[i] … first[i+1]-1 of every chosen i, and i's position in ``chosen``."""
     sizes = first[chosen + 1] - first[chosen]
     owners = torch.repeat_interleave(torch.arange(len(chosen)), sizes)
     within = torch.arange(int(sizes.sum())) - (torch.cumsum(sizes, 0) - sizes)[owners]
@@ -73,19 +73,19 @@ def ranges(first: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def locate_molecules(path: Path | None) -> Path:
-    """The CSV file at ``path``, or the first one inside it."""
+    """Find the CSV file at ``path``, or the first one inside it."""
     if path is not None and path.is_file():
         return path
     if path is not None and path.is_dir():
         for pattern in ("mapping/mol.csv.gz", "ogbg_mol*/mapping/mol.csv.gz", "tox*.csv*"):
-            # ToxCast before Tox21: more tasks
+            # in reverse order ToxCast comes before Tox21, which has fewer tasks
             for found in sorted(path.glob(pattern), reverse=True):
                 return found
     raise missing_data("molecules", path, f"{ORIGIN} and give the file or folder")
 
 
 def load_molecules(path: Path | None) -> MoleculeData:
-    """The molecules of a CSV file; OGB's split where it lies beside, else one in ten held out."""
+    """Load molecules from CSV, with OGB's split if it lies beside, or one in ten held out."""
     source = locate_molecules(path)
     arrays = cached(f"molecules-{fingerprint(source)}", lambda: parse(source))
     rows = arrays.pop("row")
@@ -103,7 +103,7 @@ def load_molecules(path: Path | None) -> MoleculeData:
 
 
 def read_csv(path: Path) -> list[list[str]]:
-    """The rows of a CSV file, compressed or not."""
+    """Read the rows of a CSV file, compressed or not."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path, "rt", newline="") as file:
@@ -115,12 +115,12 @@ def read_csv(path: Path) -> list[list[str]]:
 
 
 def split_rows(path: Path) -> list[int]:
-    """The row numbers of one of OGB's split files."""
+    """Read the row numbers in one of OGB's split files."""
     return [int(row[0]) for row in read_csv(path)]
 
 
 def parse(source: Path) -> dict[str, Tensor]:
-    """Graphs and labels of all molecules that RDKit understands."""
+    """Make graphs and labels of all molecules that RDKit understands."""
     from rdkit import Chem, RDLogger
 
     RDLogger.DisableLog("rdApp.*")  # type: ignore[attr-defined]
@@ -158,7 +158,7 @@ def parse(source: Path) -> dict[str, Tensor]:
 
 
 def atom_features(atom: Any) -> list[int]:  # noqa: ANN401 - rdkit has no usable types
-    """OGB's nine features of an atom, each below its size in ``ATOM_SIZES``."""
+    """Return OGB's nine features of an atom, each below its size in ``ATOM_SIZES``."""
     hybridisation = str(atom.GetHybridization())
     values = (
         atom.GetAtomicNum(),
@@ -175,7 +175,7 @@ def atom_features(atom: Any) -> list[int]:  # noqa: ANN401 - rdkit has no usable
 
 
 def bond_features(bond: Any) -> list[int]:  # noqa: ANN401 - rdkit has no usable types
-    """OGB's three features of a bond, each below its size in ``BOND_SIZES``."""
+    """Return OGB's three features of a bond, each below its size in ``BOND_SIZES``."""
     kind = str(bond.GetBondType())
     values = (
         BOND_TYPES.index(kind) if kind in BOND_TYPES else 4,

@@ -21,21 +21,21 @@ CENTRE = 0.08  # share of the columns in the middle that are always measured
 
 
 def inverse_transform(k_space: Tensor) -> Tensor:
-    """The image of centred k-space, orthonormal."""
+    """Return the image of centred k-space by an orthonormal Fourier transform."""
     shifted = torch.fft.ifftshift(k_space, dim=(-2, -1))
     image: Tensor = torch.fft.fftshift(torch.fft.ifft2(shifted, norm="ortho"), dim=(-2, -1))
     return image
 
 
 def transform(image: Tensor) -> Tensor:
-    """Centred k-space of an image, orthonormal."""
+    """Return the centred k-space of an image by an orthonormal Fourier transform."""
     shifted = torch.fft.ifftshift(image, dim=(-2, -1))
     k_space: Tensor = torch.fft.fftshift(torch.fft.fft2(shifted, norm="ortho"), dim=(-2, -1))
     return k_space
 
 
 def column_mask(columns: int, generator: torch.Generator) -> Tensor:
-    """fastMRI's random mask: the centre, and other columns so that a quarter is measured."""
+    """Draw fastMRI's random mask: the centre, and other columns so that a quarter is measured."""
     low = round(columns * CENTRE)
     chance = (columns / ACCELERATION - low) / (columns - low)
     mask = torch.rand(columns, generator=generator) < chance
@@ -45,7 +45,7 @@ def column_mask(columns: int, generator: torch.Generator) -> Tensor:
 
 
 def centre_crop(image: Tensor, size: int) -> Tensor:
-    """The middle of an image, at most ``size`` on each side."""
+    """Return the middle of an image, at most ``size`` on each side."""
     height, width = (min(size, side) for side in image.shape[-2:])
     top, left = (image.shape[-2] - height) // 2, (image.shape[-1] - width) // 2
     return image[..., top : top + height, left : left + width]
@@ -114,7 +114,7 @@ class MriData:
             yield self.collated([self.example(self.test, i, seeded(i)) for i in numbers])
 
     def example(self, slices: Slices, index: int, generator: torch.Generator) -> Batch:
-        """One slice, with columns of k-space removed."""
+        """Return one slice, with columns of k-space removed."""
         k_space, target = slices[index]
         masked = k_space * column_mask(k_space.shape[-1], generator)
         image = inverse_transform(masked).abs()
@@ -126,13 +126,13 @@ class MriData:
 
     @staticmethod
     def collated(examples: list[Batch]) -> Batch:
-        """Stack examples; images get a channel."""
+        """Stack examples, with a channel added to their images."""
         image, target, mean, std, peak = (torch.stack(part) for part in zip(*examples, strict=True))
         return image[:, None], target[:, None], mean, std, peak
 
 
 def locate_mri(path: Path | None) -> Path:
-    """The .npz or the folder of fastMRI at ``path``, or the first one inside it."""
+    """Find the .npz or the folder of fastMRI at ``path``, or the first one inside it."""
     if path is not None and path.suffix == ".npz" and path.is_file():
         return path
     if path is not None and path.is_dir():
@@ -144,7 +144,7 @@ def locate_mri(path: Path | None) -> Path:
 
 
 def load_mri(path: Path | None, *, size: int) -> MriData:
-    """MR slices, cropped to ``size`` px."""
+    """Load magnetic-resonance slices, cropped to ``size`` px."""
     source = locate_mri(path)
     if source.suffix == ".npz":
         with np.load(source) as arrays:
@@ -155,7 +155,7 @@ def load_mri(path: Path | None, *, size: int) -> MriData:
 
 
 def volume_slices(source: Path, split: str) -> FileSlices:
-    """All slices of the volumes of a split."""
+    """List all slices of the volumes of a split."""
     import h5py
 
     where = []

@@ -15,7 +15,7 @@ from eshampoo.lab.data.cache import cached
 from eshampoo.lab.errors import UserError
 
 ORIGIN = "Python's own documentation, or WikiText-2 raw, C4 as JSON lines, a .txt file (--data)"
-VALIDATION_WINDOWS = 512  # enough for a loss to two decimals
+VALIDATION_WINDOWS = 512  # the windows that give a loss to two decimals
 END = "<|end_of_text|>"
 
 
@@ -40,13 +40,13 @@ class TextData:
             yield self.windows(self.test, part)
 
     def windows(self, tokens: Tensor, indices: Tensor) -> Batch:
-        """Windows by number, and the same one token later."""
+        """Return windows by their numbers, and the same windows one token later."""
         positions = indices[:, None] * self.length + torch.arange(self.length)
         return tokens[positions], tokens[positions + 1]
 
 
 def locate_text(path: Path | None) -> Path | None:
-    """The corpus at ``path`` or inside it; None for the one that ships with Python."""
+    """Find the corpus at ``path`` or inside it; None stands for the one that ships with Python."""
     if path is None:
         return None
     if path.is_file() or (path.is_dir() and wiki_files(path)):
@@ -62,7 +62,7 @@ def locate_text(path: Path | None) -> Path | None:
 
 
 def wiki_files(folder: Path) -> dict[str, Path]:
-    """Train and validation file of WikiText as published (wiki.train.raw) or compressed."""
+    """Find the training and validation files of WikiText (wiki.train.raw), compressed or not."""
     found: dict[str, Path] = {}
     for split in ("train", "valid"):
         for pattern in (f"wiki.{split}.*", f"{split}.raw*", f"{split}.txt*"):
@@ -72,7 +72,7 @@ def wiki_files(folder: Path) -> dict[str, Path]:
 
 
 def load_text(path: Path | None, *, vocabulary: int, length: int) -> TextData:
-    """A corpus with a BPE tokenizer trained on its training part."""
+    """Load a corpus as tokens of a BPE tokenizer that is trained on its training part."""
     source = locate_text(path)
     train, test = corpus(source)
     digest = hashlib.sha256("\0".join([*train, "", *test]).encode()).hexdigest()[:16]
@@ -86,7 +86,7 @@ def load_text(path: Path | None, *, vocabulary: int, length: int) -> TextData:
 
 
 def corpus(source: Path | None) -> tuple[list[str], list[str]]:
-    """Documents for training and validation."""
+    """Return the documents for training and those for validation."""
     if source is None:
         return split(python_documentation())
     if source.is_dir():
@@ -100,12 +100,12 @@ def corpus(source: Path | None) -> tuple[list[str], list[str]]:
 
 
 def split(documents: list[str]) -> tuple[list[str], list[str]]:
-    """Every tenth document is for validation."""
+    """Keep every tenth document for validation."""
     return [d for i, d in enumerate(documents) if i % 10], documents[::10]
 
 
 def read(path: Path) -> str:
-    """A text file, compressed or not."""
+    """Read a text file, compressed or not."""
     try:
         content = path.read_bytes()
         return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
@@ -114,7 +114,7 @@ def read(path: Path) -> str:
 
 
 def json_documents(path: Path) -> list[str]:
-    """One document per line: its ``text``, or ``prefix`` and ``gold_completion`` joined."""
+    """Read one document per line: its ``text``, or ``prefix`` and ``gold_completion`` joined."""
     documents = []
     for number, line in enumerate(read(path).splitlines(), 1):
         try:
@@ -129,14 +129,14 @@ def json_documents(path: Path) -> list[str]:
 
 
 def python_documentation() -> list[str]:
-    """The language reference behind Python's ``help()``, about 700 kB of English."""
+    """Return the language reference behind Python's ``help()``, about 700 kB of English."""
     from pydoc_data.topics import topics
 
     return [topics[name] for name in sorted(topics)]
 
 
 def tokenised(train: list[str], test: list[str], vocabulary: int) -> dict[str, Tensor]:
-    """Token streams of both parts, documents separated by an end token."""
+    """Return the tokens of both parts, with an end token between documents."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -148,7 +148,7 @@ def tokenised(train: list[str], test: list[str], vocabulary: int) -> dict[str, T
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # in pieces of a line, as a whole corpus in one string would be one unit of work
+    # the tokenizer works on lines in parallel; a corpus in one string would be one unit of work
     tokenizer.train_from_iterator((line for text in train for line in lines(text)), trainer)
     streams = {}
     for name, documents in (("train", train), ("test", test)):
@@ -162,5 +162,5 @@ def tokenised(train: list[str], test: list[str], vocabulary: int) -> dict[str, T
 
 
 def lines(text: str) -> list[str]:
-    """Lines with their line breaks."""
+    """Split a text into lines that keep their line breaks."""
     return text.splitlines(keepends=True)

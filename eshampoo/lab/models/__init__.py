@@ -8,7 +8,7 @@ CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, str]:
-    """Each parameter's layer kind: a norm, a bias, or the part of the network it is a weight of."""
+    """Return each parameter's kind: a norm, a bias, or the part of the network it belongs to."""
     kinds = {}
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -22,7 +22,7 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
             elif isinstance(module, CONVOLUTIONS):
                 kind = "convolution"
             elif parameter.ndim == 1 or parameter.numel() == max(parameter.shape):
-                # own vectors of a module: ConvNeXt's response normalisation
+                # vectors that are no bias: the scale and shift of ConvNeXt's response norm
                 kind = "norm"
             kinds[f"{prefix}.{name}" if prefix else name] = kind
     return kinds

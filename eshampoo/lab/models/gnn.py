@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 
 def perceptron(inputs: int, width: int, dropout: float) -> nn.Sequential:
-    """Linear, norm, ReLU, dropout: one update function."""
+    """Build one update function: linear layer, norm, ReLU, dropout."""
     return nn.Sequential(
         nn.Linear(inputs, width), nn.LayerNorm(width), nn.ReLU(), nn.Dropout(dropout)
     )
 
 
 def gathered(values: Tensor, owners: Tensor, count: int) -> Tensor:
-    """Sums of the rows of ``values`` that have the same owner."""
+    """Sum the rows of ``values`` that have the same owner."""
     return values.new_zeros(count, values.shape[1]).index_add_(0, owners, values)
 
 

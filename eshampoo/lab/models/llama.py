@@ -6,7 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 
 def rotary_angles(length: int, width: int) -> Tensor:
-    """Angles t · 500000^(-2i/width) of position t and pair i, as complex numbers of modulus 1."""
+    """Return angles t · 500000^(-2i/width) of position t, pair i, as complex numbers."""
     frequencies = 500_000.0 ** -(torch.arange(0, width, 2) / width)
     angles = torch.arange(length)[:, None] * frequencies
     return torch.stack([angles.cos(), angles.sin()], -1)
@@ -94,7 +94,7 @@ class Llama(nn.Module):
         self.register_buffer("angles", rotary_angles(length, width // heads), persistent=False)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                # what writes into the residual stream starts smaller, by the number of writers
+                # layers that add to the residual stream start smaller, the more of them there are
                 writes = name.endswith(("out.weight", "down.weight"))
                 std = 0.02 / (2 * depth) ** 0.5 if writes else 0.02
                 nn.init.normal_(parameter, std=std)

@@ -6,7 +6,7 @@ from torch.nn.functional import avg_pool2d, pad
 
 
 def double_convolution(inputs: int, outputs: int) -> nn.Sequential:
-    """Twice a 3×3 convolution, instance norm and LeakyReLU."""
+    """Build twice a 3×3 convolution with instance norm and LeakyReLU."""
     layers: list[nn.Module] = []
     for channels in (inputs, outputs):
         layers += [
@@ -18,7 +18,7 @@ def double_convolution(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def transposed_convolution(inputs: int, outputs: int) -> nn.Sequential:
-    """A 2×2 transposed convolution of stride 2, instance norm and LeakyReLU."""
+    """Build a 2×2 transposed convolution of stride 2 with instance norm and LeakyReLU."""
     return nn.Sequential(
         nn.ConvTranspose2d(inputs, outputs, 2, stride=2, bias=False),
         nn.InstanceNorm2d(outputs),
@@ -54,7 +54,7 @@ class UNet(nn.Module):
         x = self.bottom(x)
         for grow, up in zip(self.grow, self.up, strict=True):
             x, skip = grow(x), skips.pop()
-            # odd sizes lose a row or column in the pooling; mirror one back
+            # pooling drops the last row or column of an odd size; a mirrored one takes its place
             missing = (skip.shape[-1] - x.shape[-1], skip.shape[-2] - x.shape[-2])
             x = pad(x, (0, missing[0], 0, missing[1]), "reflect") if any(missing) else x
             x = up(torch.cat([x, skip], 1))

@@ -70,7 +70,7 @@ class SimpleViT(nn.Module):
 
 
 def sine_positions(side: int, width: int) -> Tensor:
-    """Sines and cosines of row and column at width/4 frequencies from 1 to 1/10000."""
+    """Return sines and cosines of row and column at width/4 frequencies from 1 to 1/10000."""
     rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     frequencies = 10000 ** -(torch.arange(width // 4) / (width // 4 - 1))
     angles = [where.reshape(-1, 1) * frequencies for where in (columns, rows)]

@@ -1,0 +1,1 @@
+"""The paper's figures and our own: which runs they need, and how they are drawn from logs."""

@@ -1,0 +1,110 @@
+"""``eshampoo reproduce``: take the results that are there, run the rest, draw from logs alone."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from eshampoo.lab.catalogue import workload
+from eshampoo.lab.errors import UserError
+from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure
+from eshampoo.lab.figures.draw import draw
+from eshampoo.lab.figures.jobs import run_all
+from eshampoo.lab.figures.results import add_results, stored_logs
+from eshampoo.lab.figures.table import figure_table
+from eshampoo.lab.files import make_directory, write_atomic
+from eshampoo.lab.optimizers import check_options
+from eshampoo.lab.report.compare import Group
+from eshampoo.lab.run.runlog import FILE_NAME, Log, finished, read_log, read_records
+from eshampoo.lab.run.runs import Run, Scale
+
+
+@dataclass(frozen=True)
+class Point:
+    """The runs of one curve of a panel at one learning rate, one per seed."""
+
+    panel: int
+    curve: Curve
+    runs: tuple[Run, ...]
+
+
+def scaled_frequency(frequency: int, steps: int, paper_steps: int) -> int:
+    """Return F for a run of another length: the same share of the run, and at least 1."""
+    return max(1, round(frequency * steps / paper_steps))
+
+
+def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> list[Point]:
+    """List every run of a figure."""
+    points = []
+    for index, panel in enumerate(figure.panels):
+        row = workload(panel.workload)
+        length = steps or figure.steps.get(scale) or row.settings[scale].steps
+        for curve in panel.curves:
+            options = dict(curve.options)
+            if curve.frequency is not None:
+                paper = row.settings["paper"].steps
+                options["frequency"] = scaled_frequency(curve.frequency, length, paper)
+            check_options(curve.optimizer, options)
+            for rate in curve.rates.get(scale, (None,)):
+                chosen = options if rate is None else {**options, "lr": rate}
+                runs = tuple(
+                    row.run(curve.optimizer, chosen, scale=scale, seed=seed, steps=length)
+                    for seed in range(seeds or (1 if scale == "tiny" else figure.seeds))
+                )
+                points.append(Point(index, curve, runs))
+    return points
+
+
+def reproduce(known: argparse.Namespace, console: Console) -> int:
+    """Run what is missing, draw the figure, write the table."""
+    if known.figure not in FIGURES:
+        names = ", ".join(FIGURES)
+        raise UserError(f"unknown figure {known.figure!r}; choose one of: {names}")
+    figure = FIGURES[known.figure]
+    out = make_directory(known.out or Path("runs") / "figures")
+    points = plan(figure, known.scale, known.seeds, known.steps)
+    runs = {run.place: run for point in points for run in point.runs}
+    logs = stored_logs(known.results, runs.values())
+    others = {known.runs / place: run for place, run in runs.items() if place not in logs}
+    missing = {path: run for path, run in others.items() if not finished(path)}
+    console.print(
+        f"{figure.name}: {len(runs)} runs, {len(logs)} of them in {known.results},"
+        f" {len(others) - len(missing)} finished before, {len(missing)} missing"
+    )
+    if missing:
+        for run in missing.values():
+            workload(run.workload).locate(known.data)
+        if not run_all(missing, known, console):
+            console.print("interrupted and saved; the same command continues")
+            return 130
+    if known.add and others:
+        added = [(run, read_records(path / FILE_NAME)) for path, run in others.items()]
+        changed = add_results(known.results, added)
+        console.print(f"added {len(added)} runs to {', '.join(map(str, changed))}")
+        # the compact logs are drawn, so that the results give the same figure later
+        logs = stored_logs(known.results, runs.values())
+    else:
+        logs |= {run.place: read_log(path / FILE_NAME) for path, run in others.items()}
+    write_figure(figure, points, logs, out / f"{figure.name}-{known.scale}", console)
+    return 0
+
+
+def write_figure(
+    figure: Figure, points: Sequence[Point], logs: Mapping[Path, Log], stem: Path, console: Console
+) -> None:
+    """Write the picture and the table of a figure, whose runs have all finished."""
+    groups = [
+        (
+            point.panel,
+            point.curve,
+            Group(point.curve.label, tuple(logs[run.place] for run in point.runs)),
+        )
+        for point in points
+    ]
+    scale = points[0].runs[0].scale
+    table = figure_table(figure, groups, f"eshampoo reproduce {figure.name} --scale {scale}")
+    write_atomic(stem.with_suffix(".png"), draw(figure, groups))
+    write_atomic(stem.with_suffix(".md"), table.encode())
+    console.print(f"figure: {stem}.png, table: {stem}.md")

@@ -1,0 +1,71 @@
+"""The table beside a figure, in Markdown."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from eshampoo.lab.figures.catalogue import Curve, Figure
+from eshampoo.lab.report.compare import (
+    Group,
+    baseline,
+    has_cpu,
+    measure_names,
+    measures,
+    reached_text,
+)
+from eshampoo.lab.run.runlog import Log
+from eshampoo.lab.run.runs import typed
+
+Points = Sequence[tuple[int, Curve, Group]]  # the panel's number, a curve, its runs
+
+
+def figure_table(figure: Figure, points: Points, command: str) -> str:
+    """Write the note, the command, and one row per curve and learning rate."""
+    lines = [f"# {figure.title}", "", figure.note, "", f"    {command}", ""]
+    shown: set[str] = set()
+    for index, panel in enumerate(figure.panels):
+        groups = [group for number, _, group in points if number == index]
+        first = groups[0].logs[0]
+        names = {f"{panel.workload} {group.label} {group.run.name}" for group in groups}
+        if names <= shown:  # another panel has a row for each of these runs
+            continue
+        shown |= names
+        machine = first.header["environment"]
+        cpu = has_cpu(groups)
+        columns = ["method", "options", "F / steps"]
+        columns += measure_names(first.header["metric"], "in the optimizer", cpu)
+        columns += ["Σ \\|S\\|³", "to AdamW's best"]
+        lines += [
+            f"## {panel.title}",
+            "",
+            f"`{panel.workload}`, {first.run.scale}: {first.header['parameters']:,} parameters,"
+            f" {first.run.steps} steps, batch {first.header['setting']['batch']},"
+            f" {len(groups[0].logs)} seeds; torch {machine['torch']}, {machine['processor']},"
+            f" {machine['threads']} threads.",
+            "",
+            row_text(columns),
+            "|---" * len(columns) + "|",
+            *(row_text(table_row(group, baseline(groups), cpu)) for group in groups),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def row_text(cells: Sequence[str]) -> str:
+    """Join cells to a row of a Markdown table."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def table_row(group: Group, reference: Group | None, cpu: bool) -> list[str]:
+    """Return the cells of one group of runs."""
+    run = group.run
+    options = ", ".join(f"{key} {typed(value)}" for key, value in run.options.items())
+    frequency = run.options.get("frequency")
+    share = f"{frequency / run.steps:.2%}" if isinstance(frequency, int) else "–"
+    work = fmean(decomposition_work(log) for log in group.logs)
+    reached = reached_text(group, reference)
+    return [group.label, options, share, *measures(group, cpu), f"{work:.2g}", reached]
+
+
+def decomposition_work(log: Log) -> float:
+    """Return Σ|S|³ over all decompositions of a run."""
+    return float(log.basis_work[-1]) if len(log.basis_work) else 0.0

@@ -1,0 +1,215 @@
+"""The JSONL log of a run: written whole and atomically, read back as arrays.
+
+One record per line, told apart by ``kind``:
+
+    run         the run's data, its setting, layer kinds, command, versions, machine
+    factors     parameter, shape, block, mode, size, kind and letter (L, R, A) of each factor
+    step        loss; wall seconds for the data, forward and backward, optimizer; CPU seconds of
+                the step and of the optimizer (not in older logs); basis computations
+    basis       Σ|S|³ so far; per factor: checks, computations so far and the last criterion
+    evaluation  the metric on the validation set
+    end         what the run came to
+
+A compact log, as it lies among the results of the repository, has fewer ``step`` records, each the
+mean or sum over ``steps`` of them, and fewer ``basis`` records.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eshampoo.lab.errors import UserError
+from eshampoo.lab.files import write_atomic
+from eshampoo.lab.run.runs import Run, run_from_record
+
+Record = Mapping[str, Any]
+Array = NDArray[np.float64]
+
+FILE_NAME = "log.jsonl"
+TIMES = ("data", "forward_backward", "optimizer")  # the parts of a step, in wall seconds
+CPU_TIMES = ("cpu", "cpu_optimizer")  # a whole step and its optimizer, in CPU seconds
+# every field in which the logs of equal runs may differ
+MEASURED = (
+    *TIMES,
+    *CPU_TIMES,
+    "seconds",
+    "optimizer_share",
+    "cpu_seconds",
+    "cpu_optimizer_share",
+    "logging_share",
+)
+
+
+class RunLog:
+    """Records in memory; ``save`` replaces the file, so a reader never sees half a line."""
+
+    def __init__(self, directory: Path, records: Iterable[Record] = ()) -> None:
+        self.path = directory / FILE_NAME
+        self.lines = [encode(record) for record in records]
+
+    def add(self, record: Record) -> None:
+        """Append a record; nothing is written before ``save``."""
+        self.lines.append(encode(record))
+
+    def save(self) -> None:
+        """Write all records."""
+        write_atomic(self.path, ("\n".join(self.lines) + "\n").encode())
+
+
+def encode(record: Record) -> str:
+    """Write strict JSON on one line, with nine digits, which keep a float32 exactly."""
+    return json.dumps(plain(record), separators=(",", ":"), allow_nan=False)
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - JSON data have no useful type
+    """Return JSON data: floats to nine digits, those that are not finite as null."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One Kronecker factor: where it belongs and how large it is."""
+
+    parameter: str
+    kind: str
+    letter: str
+    block: int
+    mode: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log read back; arrays run over the ``step`` records, or over ``basis`` × factors."""
+
+    path: Path
+    header: Record
+    run: Run
+    step: Array
+    loss: Array
+    times: Mapping[str, Array]
+    cpu_times: Mapping[str, Array]  # not a number where a log is older than CPU seconds
+    computations: Array
+    evaluations: tuple[tuple[int, float], ...]
+    factors: tuple[Factor, ...]
+    basis_step: Array
+    basis_work: Array
+    basis_checks: Array
+    basis_computations: Array
+    basis_criterion: Array
+    end: Record | None
+
+    @property
+    def seconds(self) -> Array:
+        """Return the training time up to and with each step, without evaluation and logging."""
+        return np.asarray(np.cumsum(np.sum([self.times[name] for name in TIMES], axis=0)))
+
+    @property
+    def finished(self) -> bool:
+        """Tell whether the run came to its end."""
+        return self.end is not None
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read the records of a log, or say in one line what is wrong with it."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the log {path}: {error}; give a directory of runs") from error
+    return parse_records(lines, path, repeat(path))
+
+
+def repeat(path: Path) -> str:
+    """Say what to do about a damaged log."""
+    return f"the log is damaged, delete {path.parent} and repeat the run"
+
+
+def parse_records(lines: Iterable[str], path: Path, remedy: str) -> list[Record]:
+    """Read one record from each line; ``remedy`` ends the complaint about a damaged one."""
+    records: list[Record] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or "kind" not in record:
+            raise UserError(f"{path}, line {number}: not a record of a run; {remedy}")
+        records.append(record)
+    return records
+
+
+def read_log(path: Path) -> Log:
+    """Read the log of a run."""
+    return log_of(read_records(path), path, repeat(path))
+
+
+def log_of(records: Iterable[Record], path: Path, remedy: str) -> Log:
+    """Turn the records of one run into arrays; path and ``remedy`` are for complaints of damage."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record["kind"], []).append(record)
+    try:
+        header = groups["run"][0]
+        steps, basis = groups.get("step", []), groups.get("basis", [])
+        factors = groups.get("factors", [{"factors": []}])[0]["factors"]
+        return Log(
+            path=path,
+            header=header,
+            run=run_from_record(header["run"]),
+            step=column(steps, "step"),
+            loss=column(steps, "loss"),
+            times={name: column(steps, name) for name in TIMES},
+            cpu_times={name: optional_column(steps, name) for name in CPU_TIMES},
+            computations=column(steps, "computations"),
+            evaluations=tuple(
+                (record["step"], math.nan if record["metric"] is None else record["metric"])
+                for record in groups.get("evaluation", [])
+            ),
+            factors=tuple(Factor(**factor) for factor in factors),
+            basis_step=column(basis, "step"),
+            basis_work=column(basis, "work"),
+            basis_checks=column(basis, "checks"),
+            basis_computations=column(basis, "computations"),
+            basis_criterion=column(basis, "criterion"),
+            end=groups["end"][0] if "end" in groups else None,
+        )
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: a record lacks or spoils {error}; {remedy}") from error
+
+
+def column(records: Sequence[Record], key: str) -> Array:
+    """Return one field of all records, not a number where it is null."""
+    return np.array([record[key] for record in records], dtype=np.float64)
+
+
+def optional_column(records: Sequence[Record], key: str) -> Array:
+    """Return one field of all records, not a number where a record lacks it."""
+    return np.array([record.get(key) for record in records], dtype=np.float64)
+
+
+def find_logs(directory: Path) -> list[Log]:
+    """Read all logs below a directory, in the order of their paths."""
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory; give one that holds runs")
+    paths = sorted(directory.rglob(FILE_NAME))
+    if not paths:
+        raise UserError(f"no {FILE_NAME} below {directory}; give a directory that holds runs")
+    return [read_log(path) for path in paths]
+
+
+def finished(out: Path) -> bool:
+    """Tell whether a directory holds a run that came to its end."""
+    path = out / FILE_NAME
+    return path.exists() and read_log(path).finished

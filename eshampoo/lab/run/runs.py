@@ -1,0 +1,75 @@
+"""A run: the plain data that decide a training curve."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from eshampoo.lab.errors import UserError
+from eshampoo.lab.optimizers import OPTIMIZERS, Option
+
+Scale = Literal["tiny", "small", "paper"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Workload, scale, optimizer and options, seed, length: equal runs give equal curves."""
+
+    workload: str
+    scale: Scale
+    optimizer: str
+    options: Mapping[str, Option]
+    seed: int
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """Return a name that tells runs apart: ``eshampoo,frequency=10,lr=0.001,seed=0``."""
+        options = [f"{key}={written(self.options[key])}" for key in sorted(self.options)]
+        return ",".join([self.optimizer, *options, f"steps={self.steps}", f"seed={self.seed}"])
+
+    @property
+    def place(self) -> Path:
+        """Return where the run lies in a directory of runs."""
+        return Path(f"{self.workload}-{self.scale}") / self.name
+
+    def record(self) -> dict[str, Any]:
+        """Return the run as JSON data."""
+        return asdict(self)
+
+
+def typed(option: Option) -> str:
+    """Write an option as it is typed on the command line."""
+    if isinstance(option, tuple):
+        return ",".join(f"{part:g}" for part in option)
+    return f"{option:g}" if isinstance(option, float) else str(option).lower()
+
+
+def written(option: Option) -> str:
+    """Write an option for a file name, where commas separate options."""
+    return typed(option).replace(",", "_")
+
+
+def label(run: Run, others: Sequence[Run]) -> str:
+    """Return the optimizer's name, with the options in which runs of the same optimizer differ."""
+    namesakes = [other for other in others if other.optimizer == run.optimizer]
+    keys = sorted({key for other in namesakes for key in other.options})
+    told = [key for key in keys if len({repr(other.options.get(key)) for other in namesakes}) > 1]
+    # a log may come from a version with other optimizers
+    known = OPTIMIZERS.get(run.optimizer)
+    name = run.optimizer if known is None else known.__name__
+    return " ".join([name, *(f"{key}={written(run.options.get(key))}" for key in told)])
+
+
+def run_from_record(record: Mapping[str, Any]) -> Run:
+    """Read what ``Run.record`` wrote."""
+    try:
+        options = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in record["options"].items()
+        }
+        fields = {key: record[key] for key in ("workload", "scale", "optimizer", "seed", "steps")}
+        return Run(options=options, **fields)
+    except (AttributeError, KeyError) as error:
+        raise UserError(f"the run record of the log has no {error}; repeat that run") from error

@@ -1,0 +1,291 @@
+"""The one training loop: deterministic, resumable, and honest about where the time goes."""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from eshampoo.lab.catalogue import setting, workload
+from eshampoo.lab.data import Dataset, batch_indices, seeded
+from eshampoo.lab.errors import UserError
+from eshampoo.lab.models import parameter_kinds
+from eshampoo.lab.optimizers import build_optimizer, schedule, scheduled
+from eshampoo.lab.run.basis import basis_record, computations, factors_record
+from eshampoo.lab.run.checkpoint import discard_checkpoints, load_checkpoint, save_checkpoint
+from eshampoo.lab.run.environment import environment
+from eshampoo.lab.run.runlog import (
+    CPU_TIMES,
+    FILE_NAME,
+    TIMES,
+    Record,
+    RunLog,
+    read_log,
+    read_records,
+)
+from eshampoo.lab.run.runs import Run
+from eshampoo.lab.workloads import Setting, Workload
+
+BASIS_SAMPLES = 50  # how often in a run the criteria of all factors are logged
+FINAL_SHARE = 0.05  # the final loss is the mean over this last share of the steps
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What an observer of a run is told after a step."""
+
+    step: int
+    loss: float
+    computations: int
+    seconds: float  # since the start or resumption
+    speed: float  # steps per second since the start or resumption
+
+
+@dataclass
+class _State:
+    """A run under way."""
+
+    run: Run
+    workload: Workload
+    setting: Setting
+    dataset: Dataset
+    model: nn.Module
+    optimizer: Optimizer
+    log: RunLog
+    step: int = 0
+    logging: float = 0.0  # seconds spent on the log
+    diverged: bool = False
+
+
+def train(
+    run: Run,
+    dataset: Dataset,
+    out: Path,
+    *,
+    command: str = "",
+    resume: bool = False,
+    checkpoint_every: int = 200,
+    watch: Callable[[Progress], None] = lambda progress: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Train ``run`` into ``out``, and return whether it came to its end or was stopped.
+
+    A stopped or killed run continues with ``resume`` to the same curve, bit for bit.
+    """
+    state = _begin(run, dataset, out, command)
+    if resume:
+        _resume_(state, out)
+    else:
+        discard_checkpoints(out)
+    started, first = time.perf_counter(), state.step
+    while state.step < run.steps and not state.diverged:
+        loss = _step_(state)
+        seconds = time.perf_counter() - started
+        speed = (state.step - first) / seconds
+        watch(Progress(state.step, loss, computations(state.optimizer), seconds, speed))
+        if state.step == run.steps or state.diverged:
+            break
+        if stopped() or state.step % checkpoint_every == 0:
+            _save(state, out)
+        if stopped():
+            return False
+    _finish(state)
+    return True
+
+
+def _begin(run: Run, dataset: Dataset, out: Path, command: str) -> _State:
+    """Make model, optimizer and log of a run at step 0."""
+    row = workload(run.workload)
+    chosen = setting(run)
+    if len(dataset) < chosen.batch:
+        raise UserError(
+            f"{len(dataset)} training examples are fewer than a batch of {chosen.batch}; use more"
+            " data or a smaller --scale"
+        )
+    torch.manual_seed(run.seed)
+    model = chosen.model(dataset.outputs)
+    optimizer = build_optimizer(run.optimizer, model, run.options)
+    kinds = parameter_kinds(model)
+    log = RunLog(out)
+    log.add(
+        {
+            "kind": "run",
+            "run": run.record(),
+            "setting": chosen.record(),
+            "examples": len(dataset),
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "metric": row.metric_name,
+            "higher_is_better": row.higher_is_better,
+            "trivial": row.trivial(dataset),
+            "command": command,
+            "environment": environment(),
+        }
+    )
+    factors = factors_record(optimizer, kinds)
+    if factors is not None:
+        log.add(factors)
+    return _State(run, row, chosen, dataset, model, optimizer, log)
+
+
+def _step_(state: _State) -> float:
+    """Take one step (batch, forward and backward, update) and log it."""
+    run, model, optimizer = state.run, state.model, state.optimizer
+    _apply_schedules_(state)
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    indices = batch_indices(len(state.dataset), state.setting.batch, run.seed, state.step)
+    batch = state.dataset.batch(indices, seeded(run.seed, state.step, 1))
+    loaded = time.perf_counter()
+    model.train()
+    loss_tensor = state.workload.loss(model, batch)
+    optimizer.zero_grad()
+    loss_tensor.backward()  # type: ignore[no-untyped-call]
+    if state.setting.clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), state.setting.clip)
+    loss = loss_tensor.item()
+    differentiated, differentiated_cpu = time.perf_counter(), time.process_time()
+    optimizer.step()
+    updated, updated_cpu = time.perf_counter(), time.process_time()
+    state.step += 1
+    state.diverged = not math.isfinite(loss)
+    state.log.add(
+        {
+            "kind": "step",
+            "step": state.step,
+            "loss": loss,
+            "data": round(loaded - begin, 6),
+            "forward_backward": round(differentiated - loaded, 6),
+            "optimizer": round(updated - differentiated, 6),
+            "cpu": round(updated_cpu - begin_cpu, 6),
+            "cpu_optimizer": round(updated_cpu - differentiated_cpu, 6),
+            "computations": computations(optimizer),
+        }
+    )
+    last = state.step == run.steps or state.diverged
+    if last or state.step % max(1, run.steps // BASIS_SAMPLES) == 0:
+        record = basis_record(optimizer, state.step)
+        if record is not None:
+            state.log.add(record)
+    state.logging += time.perf_counter() - updated
+    _evaluate_(state)
+    return loss
+
+
+def _apply_schedules_(state: _State) -> None:
+    """Set the learning rate (linear warm-up, cosine to zero) and scheduled options of the step."""
+    steps, warmup = state.run.steps, max(1, round(state.setting.warmup * state.run.steps))
+    done = state.step + 1
+    factor = done / warmup
+    if done > warmup:
+        factor = 0.5 + 0.5 * math.cos(math.pi * (done - warmup) / max(1, steps - warmup + 1))
+    for group in state.optimizer.param_groups:
+        # the group's rate is the one asked for, or the optimizer's own default
+        group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
+        for key, option in state.run.options.items():
+            if schedule(option) is not None:
+                group[key] = scheduled(option, state.step / steps)
+
+
+def _evaluate_(state: _State) -> None:
+    """Log the metric on the validation set when it is due."""
+    every = max(1, state.run.steps // state.setting.evaluations)
+    if state.step % every and state.step != state.run.steps:
+        return
+    generator = torch.get_rng_state()
+    state.model.eval()
+    with torch.no_grad():
+        metric = state.workload.metric(state.model, state.dataset.validation())
+    torch.set_rng_state(generator)
+    state.log.add({"kind": "evaluation", "step": state.step, "metric": metric})
+
+
+def _save(state: _State, out: Path) -> None:
+    """Write the log, then the checkpoint, so that the log is never behind the checkpoint."""
+    state.log.save()
+    save_checkpoint(
+        out,
+        state.step,
+        {
+            "model": state.model.state_dict(),
+            "optimizer": state.optimizer.state_dict(),
+            "logging": state.logging,
+        },
+    )
+
+
+def _resume_(state: _State, out: Path) -> None:
+    """Continue from the newest checkpoint, and forget what was logged after it."""
+    path = out / FILE_NAME
+    checkpoint = load_checkpoint(out)
+    if checkpoint is None or not path.exists():
+        return
+    before = read_log(path)
+    if before.run != state.run:
+        raise UserError(
+            f"{out} holds another run ({before.run.name}); give the same options or another --out"
+        )
+    # sums depend in their last bits on the number of threads, so it stays as it was
+    torch.set_num_threads(before.header["environment"]["threads"])
+    state.model.load_state_dict(checkpoint["model"])
+    state.optimizer.load_state_dict(checkpoint["optimizer"])
+    state.logging = checkpoint["logging"]
+    state.step = checkpoint["step"]
+    kept = [record for record in read_records(path) if record.get("step", 0) <= state.step]
+    state.log = RunLog(out, (record for record in kept if record["kind"] != "end"))
+
+
+def _finish(state: _State) -> None:
+    """Log what the run came to, and write the log for the last time."""
+    steps = [json.loads(line) for line in state.log.lines if line.startswith('{"kind":"step"')]
+    seconds = {name: sum(record[name] for record in steps) for name in TIMES}
+    last = steps[-max(1, round(FINAL_SHARE * state.run.steps)) :]
+    state.log.add(
+        {
+            "kind": "end",
+            "step": state.step,
+            "diverged": state.diverged,
+            "final_loss": math.nan
+            if state.diverged
+            else sum(record["loss"] for record in last) / len(last),
+            "seconds": sum(seconds.values()),
+            "optimizer_share": seconds["optimizer"] / sum(seconds.values()),
+            **_cpu_summary(steps),
+            "logging_share": state.logging / sum(seconds.values()),
+            "computations": computations(state.optimizer),
+        }
+    )
+    state.log.save()
+
+
+def _cpu_summary(steps: Sequence[Record]) -> Record:
+    """Sum up the CPU seconds of the run, and the optimizer's share of them.
+
+    A run that was begun by a version which did not take them has no such sum.
+    """
+    if not all("cpu" in record for record in steps):
+        return {}
+    total, optimizer = (sum(record[name] for record in steps) for name in CPU_TIMES)
+    return {"cpu_seconds": total, "cpu_optimizer_share": optimizer / total}
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Let the step under way finish after Ctrl-C or a polite kill, so that the caller can save."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,160 @@
+"""Figures: every one is planned, runs what is missing, and is drawn from logs alone."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tiny_runs import trained
+
+from eshampoo.lab.cli import main
+from eshampoo.lab.figures import jobs
+from eshampoo.lab.figures import reproduce as reproduce_module
+from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure, Panel
+from eshampoo.lab.figures.reproduce import plan, scaled_frequency, write_figure
+from eshampoo.lab.figures.results import add_results, stored_logs
+from eshampoo.lab.run.runlog import FILE_NAME, read_log, read_records
+
+ROOT = Path(__file__).parents[3]
+
+MERGED = {"merge_dims": False}
+SMALL_FIGURE = Figure(
+    name="sketch",
+    title="A sketch",
+    note="nothing",
+    panels=(
+        Panel(
+            "Rates",
+            "digits-vit",
+            (Curve("AdamW", "adamw", rates={"tiny": (3e-3, 1e30)}),),
+            "rate",
+        ),
+        Panel(
+            "Time",
+            "digits-vit",
+            (Curve("AdamW", "adamw"), Curve("EShampoo", "eshampoo", MERGED, 700)),
+            "time",
+        ),
+        Panel("Share", "digits-vit", (Curve("EShampoo", "eshampoo", MERGED, 700),), "share"),
+        Panel("Cost", "digits-vit", (Curve("EShampoo", "eshampoo", MERGED, 700),), "cost"),
+        Panel(
+            "Patterns", "digits-vit", (Curve("EShampoo", "eshampoo", MERGED, 700),), "step", "layer"
+        ),
+    ),
+    seeds=1,
+)
+
+
+@pytest.fixture(scope="module")
+def results():
+    """The results in the repository, as far as any figure needs them."""
+    figures = [plan(figure, "small", None, None) for figure in FIGURES.values()]
+    runs = [run for points in figures for point in points for run in point.runs]
+    return stored_logs(ROOT / "results", runs)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
+def test_every_run_of_every_figure_has_options_that_its_optimizer_takes(name, scale):
+    points = plan(FIGURES[name], scale, None, None)
+    assert {point.panel for point in points} == set(range(len(FIGURES[name].panels)))
+    if scale == "paper":  # shorter runs may scale two frequencies to the same one
+        labels = {
+            (point.panel, point.curve.label, point.runs[0].options.get("lr")) for point in points
+        }
+        assert len(labels) == len(points)
+        for panel in range(len(FIGURES[name].panels)):
+            runs = [point.runs[0].name for point in points if point.panel == panel]
+            assert len(set(runs)) == len(runs)
+
+
+def test_the_frequency_keeps_its_share_of_the_run():
+    assert scaled_frequency(100, 7050, 7050) == 100
+    assert scaled_frequency(100, 1050, 7050) == 15
+    assert scaled_frequency(1, 1050, 7050) == 1
+
+
+def sketched(place, results, *more):
+    """Make the sketch with all of its places below ``place`` but the results."""
+    words = ["reproduce", "sketch", "--scale", "tiny", "--steps", "40", "--results", str(results)]
+    words += ["--runs", str(place / "runs"), "--out", str(place / "out"), *more]
+    assert main(words) == 0
+    picture, table = place / "out" / "sketch-tiny.png", place / "out" / "sketch-tiny.md"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    return table.read_text()
+
+
+def test_a_figure_runs_what_is_missing_and_is_drawn_again_from_runs_or_results(
+    tmp_path, capsys, monkeypatch
+):
+    """The second time nothing runs; results to which the runs were added are enough alone."""
+    monkeypatch.setattr(reproduce_module, "FIGURES", {"sketch": SMALL_FIGURE})
+    first, results = tmp_path / "first", tmp_path / "results"
+    sketched(first, results, "--jobs", "2")
+    # AdamW's default rate is one of those in the first panel, and all panels share EShampoo's run
+    assert "3 runs, 0 of them in" in capsys.readouterr().out
+    logs = [read_log(path) for path in (first / "runs").rglob(FILE_NAME)]
+    assert [log.header["environment"]["threads"] for log in logs] == [1, 1, 1]
+    assert not list(first.rglob("*.pt"))
+    assert not results.exists()
+
+    monkeypatch.setattr(jobs, "start", lambda words: pytest.fail("ran again"))
+    again = sketched(first, results)
+    assert "∞ (diverged)" in again
+    assert "10.00%" in again  # F as a share of the run
+    assert again.count("EShampoo") == 1  # every run has one row, in however many panels
+    added = sketched(first, results, "--add")
+    assert sketched(tmp_path / "second", results) == added
+    assert "3 of them in" in capsys.readouterr().out.split("sketch:")[-1]
+    assert not (tmp_path / "second" / "runs").exists()
+
+
+def test_only_runs_that_are_not_among_the_results_are_run(tmp_path, monkeypatch):
+    run = plan(SMALL_FIGURE, "tiny", 1, 24)[0].runs[0]
+    log = trained(run, tmp_path / "run")
+    add_results(tmp_path / "results", [(run, read_records(log.path))])
+    started = []
+    monkeypatch.setattr(reproduce_module, "FIGURES", {"sketch": SMALL_FIGURE})
+    monkeypatch.setattr(reproduce_module, "run_all", lambda missing, *_: started.extend(missing))
+    words = ["reproduce", "sketch", "--scale", "tiny", "--steps", "24", "--out", str(tmp_path)]
+    words += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    assert main(words) == 130  # nothing was run, as after an interruption
+    assert len(started) == 2
+    assert tmp_path / "runs" / run.place not in started
+
+
+def test_a_failing_run_is_told(tmp_path, capsys, monkeypatch):
+    wrong = Curve("EShampoo", "eshampoo", {"tau": -1.0})
+    figure = Figure("sketch", "", "", (Panel("", "digits-vit", (wrong,), "step"),), seeds=1)
+    monkeypatch.setattr(reproduce_module, "FIGURES", {"sketch": figure})
+    words = ["reproduce", "sketch", "--scale", "tiny", "--out", str(tmp_path)]
+    assert main([*words, "--runs", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert "1 runs failed" in error
+    assert "refuses its options" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_point_of_a_published_figure_is_among_the_results(name, results):
+    for point in plan(FIGURES[name], "small", None, None):
+        for run in point.runs:
+            log = results[run.place]
+            assert log.run == run
+            assert log.finished
+            assert "--out OUT" in log.header["command"]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_published_table_is_what_the_results_say(name, results, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce_module, "draw", lambda figure, groups: b"")
+    points = plan(FIGURES[name], "small", None, None)
+    write_figure(FIGURES[name], points, results, tmp_path / f"{name}-small", Console())
+    table = (tmp_path / f"{name}-small.md").read_text()
+    assert table == (ROOT / "docs" / "reproduction" / f"{name}-small.md").read_text()
+
+
+def test_a_published_figure_is_drawn_from_the_results_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "start", lambda words: pytest.fail("ran"))
+    words = ["reproduce", "fig4", "--results", str(ROOT / "results"), "--out", str(tmp_path)]
+    assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
+    assert (tmp_path / "fig4-small.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,130 @@
+"""A run that was stopped, interrupted, killed or damaged goes on to the same curve, bit for bit."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import made_data
+import numpy as np
+import pytest
+from tiny_runs import tiny, trained
+
+from eshampoo.lab.errors import UserError
+from eshampoo.lab.optimizers import OPTIMIZERS
+from eshampoo.lab.run.checkpoint import checkpoints
+from eshampoo.lab.run.runlog import FILE_NAME, read_log
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_stopped_run_resumes_to_the_same_curve(optimizer, tmp_path):
+    """Bit for bit: losses, basis computations and criteria, and the two newest checkpoints stay."""
+    run = tiny(optimizer)
+    whole = trained(run, tmp_path / "whole")
+    seen = []
+    part = tmp_path / "part"
+    trained(
+        run,
+        part,
+        checkpoint_every=4,
+        watch=lambda progress: seen.append(progress.step),
+        stopped=lambda: len(seen) == 14,
+    )
+    assert seen[-1] == 14
+    assert not read_log(part / FILE_NAME).finished
+    assert [path.name for path in checkpoints(part)] == [
+        "checkpoint-00000014.pt",
+        "checkpoint-00000012.pt",
+    ]
+    resumed = trained(run, part, resume=True)
+    assert resumed.finished
+    assert np.array_equal(resumed.step, whole.step)
+    assert np.array_equal(resumed.loss, whole.loss)
+    assert np.array_equal(resumed.computations, whole.computations)
+    assert np.array_equal(resumed.basis_criterion, whole.basis_criterion, equal_nan=True)
+    assert resumed.evaluations == whole.evaluations
+
+
+def test_dropped_paths_resume_too(tmp_path):
+    """ConvNeXt draws from torch's generator in every step."""
+    data = made_data.imagewoof_folder(tmp_path)
+    run = tiny("adamw", steps=8, workload="imagewoof-convnext")
+    whole = trained(run, tmp_path / "whole", data)
+    count = []
+    trained(run, tmp_path / "part", data, watch=count.append, stopped=lambda: len(count) == 3)
+    assert np.array_equal(trained(run, tmp_path / "part", data, resume=True).loss, whole.loss)
+
+
+def command(out, *more):
+    words = [sys.executable, "-m", "eshampoo.lab", "train", "digits-vit", "--scale", "tiny"]
+    words += ["--optimizer", "eshampoo", "--frequency", "3", "--merge-dims", "false"]
+    words += ["--steps", "800", "--threads", "1"]
+    return [*words, "--checkpoint-every", "50", "--out", str(out), *more]
+
+
+def wait_for_checkpoint(process, out):
+    deadline = time.monotonic() + 60
+    while not checkpoints(out):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline, "no checkpoint within a minute"
+        time.sleep(0.01)
+
+
+def test_a_killed_run_and_an_interrupted_one_resume_to_the_same_curve(tmp_path):
+    """SIGKILL loses the steps since the last checkpoint, Ctrl-C none; the curve is the same."""
+    killed = tmp_path / "killed"
+    first = subprocess.Popen(command(killed), stdout=subprocess.DEVNULL)
+    wait_for_checkpoint(first, killed)
+    first.kill()
+    first.wait()
+    assert not read_log(killed / FILE_NAME).finished
+
+    second = subprocess.Popen(command(killed, "--resume"), stdout=subprocess.PIPE, text=True)
+    newest = checkpoints(killed)[0]
+    while newest in checkpoints(killed):
+        assert second.poll() is None
+        time.sleep(0.01)
+    os.kill(second.pid, signal.SIGINT)
+    output, _ = second.communicate(timeout=60)
+    assert second.returncode == 130
+    assert "interrupted and saved" in output
+
+    assert subprocess.run(command(killed, "--resume"), stdout=subprocess.DEVNULL).returncode == 0
+    resumed = read_log(killed / FILE_NAME)
+    run = tiny("eshampoo", steps=800, frequency=3)
+    whole = trained(run, tmp_path / "whole")
+    assert resumed.finished
+    assert np.array_equal(resumed.loss, whole.loss)
+    assert np.array_equal(resumed.computations, whole.computations)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
+    run = tiny("eshampoo")
+    whole = trained(run, tmp_path / "whole")
+    count = []
+    part = tmp_path / "part"
+    trained(run, part, checkpoint_every=5, watch=count.append, stopped=lambda: len(count) == 12)
+    checkpoints(part)[0].write_bytes(b"half a checkpoint")
+    assert np.array_equal(trained(run, part, resume=True).loss, whole.loss)
+
+
+def test_another_run_is_not_resumed(tmp_path):
+    count = []
+    trained(tiny("eshampoo"), tmp_path, watch=count.append, stopped=lambda: len(count) == 3)
+    with pytest.raises(UserError, match="holds another run"):
+        trained(tiny("eshampoo", tau=0.3), tmp_path, resume=True)
+
+
+def test_a_run_that_was_begun_without_cpu_seconds_goes_on_without_their_sum(tmp_path):
+    """Older versions did not take them; whatever steps have them keep them."""
+    run, seen = tiny("eshampoo"), []
+    trained(run, tmp_path, watch=seen.append, stopped=lambda: len(seen) == 14)
+    path = tmp_path / FILE_NAME
+    path.write_text(re.sub(r',"cpu(_optimizer)?":[^,}]+', "", path.read_text()))
+    assert np.isnan(read_log(path).cpu_times["cpu"]).all()
+    resumed = trained(run, tmp_path, resume=True)
+    assert np.isnan(resumed.cpu_times["cpu"]).tolist() == [True] * 14 + [False] * 10
+    assert resumed.end["seconds"] > 0
+    assert "cpu_seconds" not in resumed.end
