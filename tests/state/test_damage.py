@@ -15,7 +15,7 @@ from cases import METHODS, assert_same, parameters, run, snapshot, trained
 from eshampoo.lab.checkpoint import read_checkpoint, save_checkpoint
 from eshampoo.lab.errors import UserError
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 SHAPES = [(4, 4), (5,), (6, 3)]
 OPTIONS = {"frequency": 2, "max_dim": 32}
 NAN = float("nan")
