@@ -1,68 +1,49 @@
-"""Bad arguments and inputs: the message says what, which rule and what to do; nothing changes."""
+"""Values of the keywords: bad ones are refused and nothing changes, good ones act at once."""
 
+import inspect
+
+import oracles
 import pytest
 import torch
-from cases import METHODS, assert_same, feed, parameters, run, snapshot, trained
-from torch import nn
+from cases import (
+    ABSENT,
+    BALANCED,
+    BLOCKED,
+    COMMON,
+    KEYWORDS,
+    METHODS,
+    Pair,
+    assert_close,
+    assert_same,
+    feed,
+    furthest,
+    keywords_of,
+    live_changes,
+    parameters,
+    problem,
+    snapshot,
+    trained,
+)
 
-from eshampoo import EShampoo, FullMatrixAdam, schedules
+from eshampoo import EShampoo
 
-NAN = float("nan")
 BAD = [
-    ("lr", -1e-3, "at least 0"),
-    ("lr", NAN, "at least 0"),
-    ("lr", torch.ones(2), "one element"),
-    ("betas", (-0.1, 0.9), "[0, 1)"),
-    ("betas", (1.0, 0.9), "[0, 1)"),
-    ("betas", (0.9, 1.1), "[0, 1]"),
-    ("betas", (0.9, -0.1), "[0, 1]"),
-    ("betas", (0.9, NAN), "[0, 1]"),
-    ("beta3", 1.5, "[0, 1]"),
-    ("beta3", -0.5, "[0, 1]"),
-    ("eps", -1e-8, "at least 0"),
-    ("weight_decay", -0.1, "at least 0"),
-    ("tau", -0.1, "at least 0"),
-    ("tau", NAN, "at least 0"),
-    ("frequency", 0, "at least 1"),
-    ("frequency", -3, "at least 1"),
-    ("frequency", 2.5, "whole number"),
-    ("frequency", True, "whole number"),
-    ("qr_iterations", 0, "at least 1"),
-    ("max_dim", 0, "at least 1"),
-    ("max_failures", 0, "at least 1"),
-    ("refresh_to", 1.5, "[0, 1]"),
-    ("refresh_to", -0.5, "[0, 1]"),
-    ("solver", "jacobi", "'eigh', 'qr', 'power', 'partial'"),
-    ("slots", "first", "'rank', 'match'"),
-    ("correction", "none", "'naive', 'bounded', 'basis_aware', 'optimal'"),
-    ("vectors", "shampoo", "'adam', 'full'"),
-    ("matrices", "full", "'kronecker', 'adam'"),
-    ("oversize", "merge", "'split', 'identity'"),
-    ("nonfinite", "ignore", "'skip', 'raise', 'propagate'"),
+    (keyword.methods[0], name, value, rule)
+    for name, keyword in KEYWORDS.items()
+    for value, rule in keyword.bad
 ]
-BAD_SHAMPOO = [
-    ("variant", "shampoo3", "'shampoo', 'shampoo2'"),
-    ("graft", "lamb", "None, 'adam', 'rmsprop', 'adagrad', 'sgd'"),
-    ("graft_scope", "layer", "'block', 'parameter'"),
-    ("eigenvalues", "old", "'stale', 'fresh'"),
+FIXED = [
+    (name, keyword.fixed)
+    for name, keyword in keywords_of("EShampoo").items()
+    if keyword.fixed is not ABSENT
 ]
-# Other kinds of thing than the option takes: also an error that names option and value.
-BAD_KINDS = [
-    ("lr", "fast"),
-    ("lr", None),
-    ("betas", (0.9,)),
-    ("betas", 0.9),
-    ("betas", (0.9, 0.99, 0.999)),
-    ("betas", ("a", "b")),
-    ("eps", None),
-    ("weight_decay", "no"),
-    ("tau", None),
-    ("tau", "0.1"),
-    ("beta3", "0.9"),
-    ("refresh_to", None),
-]
-ALL = [("EShampoo", *row) for row in BAD] + [("Shampoo", *row) for row in BAD_SHAMPOO]
-IDS = [f"{name}={value}" for _, name, value, _ in ALL]
+WRONG = [(name, value) for name, keyword in KEYWORDS.items() for value in keyword.wrong]
+
+
+def test_the_table_of_keywords_has_those_of_every_class():
+    for method, build in METHODS.items():
+        offered = {*inspect.signature(build).parameters} - {"params"}
+        assert {*keywords_of(method)} <= offered <= {*KEYWORDS}, method
 
 
 def element(value):
@@ -79,7 +60,9 @@ def check(error, name, value, rule):
     assert "Pass" in str(error.value)
 
 
-@pytest.mark.parametrize(("method", "name", "value", "rule"), ALL, ids=IDS)
+@pytest.mark.parametrize(
+    ("method", "name", "value", "rule"), BAD, ids=[f"{n}={v}" for _, n, v, _ in BAD]
+)
 def test_a_bad_value_is_refused_by_constructor_group_and_step(method, name, value, rule):
     (p, q) = parameters([torch.ones(3, 3), torch.ones(2)])
     with pytest.raises(ValueError) as error:
@@ -111,45 +94,20 @@ def test_a_bad_value_is_refused_by_constructor_group_and_step(method, name, valu
     assert optimizer.state[p]["step"].item() == 2
 
 
-@pytest.mark.parametrize(("name", "value"), BAD_KINDS, ids=[f"{n}={v}" for n, v in BAD_KINDS])
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=[f"{n}={v}" for n, v in WRONG])
 def test_a_value_of_the_wrong_kind_is_named(name, value):
     with pytest.raises((ValueError, TypeError)) as error:
         EShampoo(parameters([torch.ones(2)]), **{name: value})
     assert name in str(error.value)
 
 
-def test_a_keyword_that_does_not_exist_is_refused():
-    with pytest.raises(TypeError, match="frequncy"):
-        EShampoo(parameters([torch.ones(2)]), frequncy=3)
-    with pytest.raises(TypeError, match="graft"):
-        EShampoo(parameters([torch.ones(2)]), graft="adam")
-
-
-def test_a_schedule_that_returns_a_negative_tau_is_refused():
-    (p,) = parameters([torch.ones(3, 3)])
-    optimizer = EShampoo([p], tau=schedules.constant(-0.5), frequency=1)
-    feed([p], [torch.ones(3, 3)])
-    with pytest.raises(ValueError, match=r"-0\.5"):
-        optimizer.step()
-
-
-LAYOUT = [
-    ("max_dim", 2, "max_dim"),
-    ("oversize", "identity", "oversize"),
-    ("merge_dims", False, "merge_dims"),
-    ("vectors", "full", "vectors"),
-    ("matrices", "adam", "matrices"),
-    ("correction", "optimal", "correction"),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "word"), LAYOUT)
-def test_what_the_state_was_laid_out_by_cannot_change_under_way(name, value, word):
+@pytest.mark.parametrize(("name", "value"), FIXED)
+def test_what_the_state_was_laid_out_by_cannot_change_under_way(name, value):
     optimizer, params, grads = trained("EShampoo", [(3, 3), (2,)], 3)
     before, good = snapshot(optimizer), optimizer.param_groups[0][name]
     optimizer.param_groups[0][name] = value
     feed(params, grads[0])
-    with pytest.raises(ValueError, match=word) as error:
+    with pytest.raises(ValueError, match=name) as error:
         optimizer.step()
     assert "set it back" in str(error.value)
     optimizer.param_groups[0][name] = good
@@ -157,105 +115,55 @@ def test_what_the_state_was_laid_out_by_cannot_change_under_way(name, value, wor
     optimizer.step()
 
 
-def test_a_graft_with_another_state_cannot_come_under_way():
-    optimizer, params, grads = trained("Shampoo", [(3, 3)], 3)
-    optimizer.param_groups[0]["graft"] = None
-    with pytest.raises(ValueError, match="graft"):
-        run(optimizer, params, grads)
+# Values in groups ---------------------------------------------------------------------------------
+
+LIVE = [
+    (method, name, change)
+    for method in BLOCKED
+    for name, change in live_changes(keywords_of(method).values()).items()
+    # Slots matter to D alone, and SOAP's solver is the power step.
+    if method == "EShampoo" or name not in ("slots", "power" if method == "SOAP" else "slots")
+]
 
 
-def test_a_sparse_gradient_is_refused_by_name_before_anything_changes():
-    embedding, linear = nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2)
-    named = [("emb", embedding.weight), ("weight", linear.weight)]
-    optimizer = EShampoo(named, frequency=1)
-    linear(embedding(torch.tensor([1, 2]))).sum().backward()
-    assert embedding.weight.grad.is_sparse
-    before = snapshot(optimizer)
-    with pytest.raises(RuntimeError, match="sparse") as error:
+@pytest.mark.parametrize(("method", "name", "change"), LIVE, ids=[f"{m}-{n}" for m, n, _ in LIVE])
+def test_a_value_written_into_the_group_takes_effect_at_the_next_step(method, name, change):
+    shapes = BALANCED if method == "SOAP" else [(4, 4), (6,), (7, 3)]
+    options = {"tau": 0.0, "frequency": 6, "merge_dims": False, "max_dim": 5}
+    if method == "SOAP":
+        options["max_dim"] = 50
+    tensors, grads = problem(shapes, 22, condition=3.0)
+    changed, kept = (Pair(method, tensors, **{**COMMON, **options}) for _ in range(2))
+    for t, step in enumerate(grads):
+        if t == 9:
+            changed.change(**change)
+        changed.step(step)
+        kept.step(step)
+        changed.assert_equal(1e-9, f"after step {t + 1}")
+    gap = furthest(changed.params, kept.params)
+    assert gap > 1e-6, f"{name} had no effect, so the test shows nothing"
+
+
+def test_groups_with_options_of_their_own_are_optimizers_of_their_own():
+    tensors, grads = problem([(4, 3), (3, 4), (5,), (4, 3)], 26, condition=3.0)
+    params = parameters(tensors)
+    options = [
+        {"tau": 0.0, "frequency": 3, "lr": 1e-2},
+        {"tau": 0.4, "frequency": 4, "solver": "qr", "betas": (0.5, 0.9)},
+        {"vectors": "full", "frequency": 6, "beta3": 0.8, "nesterov": True},
+        {"correction": "optimal", "frequency": 2, "maximize": True, "weight_decay": 0.3},
+    ]
+    common = {"merge_dims": False, "eps": 1e-7}
+    optimizer = EShampoo(
+        [{"params": [p], **o} for p, o in zip(params, options, strict=True)], **common
+    )
+    separate = [
+        oracles.EShampoo([W], **{**common, **o}) for W, o in zip(tensors, options, strict=True)
+    ]
+    for step in grads:
+        feed(params, step)
         optimizer.step()
-    assert "'emb'" in str(error.value)
-    assert "sparse=False" in str(error.value)
-    assert_same(before, snapshot(optimizer))
-    embedding.weight.grad = None
-    optimizer.step()
-    assert optimizer.state[linear.weight]["step"].item() == 1
-
-
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
-def test_parameters_must_be_real_floating_point_tensors(dtype):
-    p = torch.ones(3, dtype=dtype)
-    with pytest.raises(TypeError, match="floating-point") as error:
-        EShampoo([p])
-    assert str(dtype) in str(error.value)
-    optimizer, *_ = trained("EShampoo", [(3, 3)], 2)
-    before = snapshot(optimizer)
-    with pytest.raises(TypeError, match="floating-point"):
-        optimizer.add_param_group({"params": [p]})
-    assert_same(before, snapshot(optimizer))
-
-
-@pytest.mark.parametrize("wrap", [lambda p: [p], lambda p: p, lambda p: [("w", p)]])
-def test_parameters_must_be_leaves(wrap):
-    p = 2 * torch.ones(3, 4, requires_grad=True)
-    with pytest.raises(ValueError, match="leaf") as error:
-        EShampoo([{"params": wrap(p)}])
-    assert "(3, 4)" in str(error.value)
-    assert "detach" in str(error.value)
-
-
-@pytest.mark.parametrize("params", [[], torch.ones(2), [1.0], [{"params": {torch.ones(2)}}]])
-def test_what_torch_refuses_is_refused(params):
-    with pytest.raises((ValueError, TypeError)):
-        EShampoo(params)
-
-
-def test_a_parameter_in_two_groups_is_refused():
-    (p,) = parameters([torch.ones(2)])
-    optimizer = EShampoo([p])
-    with pytest.raises(ValueError, match="more than one parameter group"):
-        optimizer.add_param_group({"params": [p]})
-    assert len(optimizer.param_groups) == 1
-
-
-def test_a_refused_group_leaves_an_optimizer_that_works_and_can_be_saved():
-    optimizer, params, grads = trained("EShampoo", [(3, 3)], 2)
-    (q,) = parameters([torch.ones(2, 2)])
-    with pytest.raises(ValueError):
-        optimizer.add_param_group({"params": [q], "frequency": 0})
-    optimizer.add_param_group({"params": [q], "frequency": 1})
-    run(optimizer, [*params, q], [[*step, torch.eye(2)] for step in grads])
-    assert optimizer.state[q]["step"].item() == 2
-    assert len(optimizer.state_dict()["param_groups"]) == 2
-
-
-def test_full_matrix_adam_refuses_what_is_too_large():
-    (p,) = parameters([torch.ones(5, 7)])
-    with pytest.raises(ValueError, match="max_dim=34") as error:
-        FullMatrixAdam([p], max_dim=34)
-    assert "35 elements" in str(error.value)
-    assert "EShampoo" in str(error.value)
-    FullMatrixAdam([p], max_dim=35)
-
-
-def test_the_optimal_correction_refuses_large_blocks():
-    (p,) = parameters([torch.ones(65, 64)])
-    with pytest.raises(ValueError, match="4096") as error:
-        EShampoo([("big", p)], correction="optimal", merge_dims=False)
-    assert "'big'" in str(error.value)
-    assert "Lower max_dim" in str(error.value)
-
-
-@pytest.mark.parametrize("method", ["Shampoo", "KLShampoo"])
-def test_a_correction_of_what_a_method_does_not_keep_is_refused(method):
-    with pytest.raises(ValueError, match="second moment") as error:
-        METHODS[method](parameters([torch.ones(2)]), correction="basis_aware")
-    assert method in str(error.value)
-
-
-def test_schedules_refuse_what_makes_no_sense():
-    with pytest.raises(ValueError, match="2 boundaries and 2 values"):
-        schedules.piecewise((1, 2), (0.1, 0.2))
-    with pytest.raises(ValueError, match="decrease"):
-        schedules.piecewise((2, 1), (0.1, 0.2, 0.3))
-    with pytest.raises(ValueError, match="steps=0"):
-        schedules.linear(0.1, 0.2, 0)
+        for oracle, G in zip(separate, step, strict=True):
+            oracle.step([G])
+    for W, oracle in zip(params, separate, strict=True):
+        assert_close(W.detach(), oracle.params[0], 1e-10)
