@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from cases import (
-    METHODS,
-    parameters,
-)
+from cases import METHODS, parameters
 from torch import nn
 
 from eshampoo import EShampoo, FullMatrixAdam

@@ -4,15 +4,7 @@ import copy
 import itertools
 
 import pytest
-from cases import (
-    Pair,
-    assert_same,
-    checked,
-    parameters,
-    problem,
-    run,
-    trained,
-)
+from cases import Pair, assert_same, checked, parameters, problem, run, trained
 from torch import nn
 
 from eshampoo import EShampoo, Shampoo

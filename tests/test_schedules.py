@@ -4,11 +4,7 @@ import pickle
 
 import pytest
 import torch
-from cases import (
-    checked,
-    feed,
-    parameters,
-)
+from cases import checked, feed, parameters
 
 from eshampoo import EShampoo, schedules
 

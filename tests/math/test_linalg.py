@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from cases import (
-    approximation_error,
-    departure,
-    factor_and_basis,
-    off_diagonal_share,
-    orthogonal,
-)
+from cases import approximation_error, departure, factor_and_basis, off_diagonal_share, orthogonal
 
 from eshampoo import linalg
 

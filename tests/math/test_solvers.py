@@ -3,11 +3,7 @@
 import oracles
 import pytest
 import torch
-from cases import (
-    assert_close,
-    choices,
-    orthogonal,
-)
+from cases import assert_close, choices, orthogonal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment

@@ -20,12 +20,11 @@ def pytest_generate_tests(metafunc):
 def pytest_itemcollected(item):
     """What needs a world is slow. Items of one world go to one worker of xdist.
 
-    What the larger world has saved, the smaller ones load on the same worker: two groups, which
-    take about as long.
+    What four ranks have saved, fewer load on the same worker. The two groups take about as long.
     """
     if "worlds" in item.fixturenames:
-        size = item.callspec.params["world"] if "world" in item.fixturenames else 4
-        large = size == 4 or not {"halfway", "two_thirds"}.isdisjoint(item.fixturenames)
+        saved = not {"halfway", "two_thirds"}.isdisjoint(item.fixturenames)
+        large = saved or ("world" in item.fixturenames and item.callspec.params["world"] == 4)
         item.add_marker(pytest.mark.slow)
         item.add_marker(pytest.mark.xdist_group("4 ranks" if large else "fewer ranks"))
 
@@ -39,9 +38,10 @@ def pytest_pyfunc_call(pyfuncitem):
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     ranks = arguments.pop("world")
     try:
-        print(ranks.run(pyfuncitem.obj, **mark.kwargs, **arguments))
-    except RankError as failure:
-        pytest.fail(str(failure), pytrace=False)
+        found = ranks.run(pyfuncitem.obj, **mark.kwargs, **arguments)
+    except RankError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
+    print("" if found is None else found)
     return True
 
 

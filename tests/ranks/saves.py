@@ -7,11 +7,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from one_process import METHODS, kind_for, sharded
 from problems import STEPS, full, make, optimizer, train
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 HALF = STEPS // 2 + 2
 

@@ -8,16 +8,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from one_process import EXACT, METHODS, kind_for, require, sharded, split_inside
 from problems import STEPS, Parallel, feed, make, optimizer, placed, reference, tensors, train
-from saves import (
-    HALF,
-    first_third,
-    fresh,
-    load_,
-    loaded,
-    save_halfway,
-    second_third,
-    state_of,
-)
+from saves import HALF, first_third, fresh, load_, loaded, save_halfway, second_third, state_of
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,

@@ -2,12 +2,7 @@
 
 import pytest
 import torch
-from cases import (
-    assert_close,
-    parameters,
-    problem,
-    run,
-)
+from cases import assert_close, parameters, problem, run
 
 from eshampoo import EShampoo
 

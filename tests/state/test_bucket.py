@@ -2,16 +2,7 @@
 
 import pytest
 import torch
-from cases import (
-    METHODS,
-    assert_close,
-    assert_same,
-    compare,
-    feed,
-    parameters,
-    problem,
-    run,
-)
+from cases import METHODS, assert_close, assert_same, compare, feed, parameters, problem, run
 
 from eshampoo import EShampoo
 

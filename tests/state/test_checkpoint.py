@@ -6,16 +6,7 @@ import itertools
 
 import pytest
 import torch
-from cases import (
-    METHODS,
-    assert_same,
-    parameters,
-    problem,
-    run,
-    snapshot,
-    through_a_file,
-    trained,
-)
+from cases import METHODS, assert_same, parameters, problem, run, snapshot, through_a_file, trained
 
 from eshampoo import SOAP, EShampoo, FullMatrixAdam, KLShampoo, Shampoo, schedules
 

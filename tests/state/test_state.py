@@ -2,15 +2,7 @@
 
 import pytest
 import torch
-from cases import (
-    METHODS,
-    assert_close,
-    parameters,
-    problem,
-    run,
-    through_a_file,
-    trained,
-)
+from cases import METHODS, assert_close, parameters, problem, run, through_a_file, trained
 
 from eshampoo import EShampoo
 

@@ -1,13 +1,7 @@
 """Every Shampoo with the length of every graft."""
 
 import pytest
-from cases import (
-    KEYWORDS,
-    choices,
-    compare,
-    run,
-    trained,
-)
+from cases import KEYWORDS, choices, compare, run, trained
 
 
 @pytest.mark.parametrize("scope", choices("graft_scope"))

@@ -4,15 +4,7 @@ import warnings
 
 import pytest
 import torch
-from cases import (
-    METHODS,
-    assert_same,
-    feed,
-    parameters,
-    problem,
-    run,
-    snapshot,
-)
+from cases import METHODS, assert_same, feed, parameters, problem, run, snapshot
 
 NAN, INF = float("nan"), float("inf")
 

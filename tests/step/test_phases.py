@@ -9,11 +9,7 @@ import math
 
 import pytest
 import torch
-from cases import (
-    METHODS,
-    assert_close,
-    parameters,
-)
+from cases import METHODS, assert_close, parameters
 
 from eshampoo import EShampoo, linalg, phases
 

@@ -2,13 +2,7 @@
 
 import pytest
 import torch
-from cases import (
-    METHODS,
-    feed,
-    parameters,
-    problem,
-    run,
-)
+from cases import METHODS, feed, parameters, problem, run
 from counting import count, flops, of_a_step
 
 from eshampoo import SOAP, EShampoo, KLShampoo, Shampoo
