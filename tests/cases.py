@@ -1,14 +1,19 @@
-"""Problems and tables of cases, and the library run beside its oracles."""
+"""Problems, the table of keywords, and the library run beside its oracles."""
 
 import copy
+import io
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
+import numpy as np
 import oracles
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import eshampoo
+from eshampoo import schedules
 
 METHODS = {
     "EShampoo": eshampoo.EShampoo,
@@ -37,6 +42,194 @@ LAYOUTS = {
 COMMON = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
 
+# Keywords -----------------------------------------------------------------------------------------
+
+ALL = tuple(METHODS)
+BLOCKED = tuple(method for method in METHODS if method != "FullMatrixAdam")
+CORRECTED = ("EShampoo", "FullMatrixAdam")
+NAN = float("nan")
+ABSENT = object()
+
+
+class Keyword(NamedTuple):
+    """What there is to try with one keyword of the optimizers."""
+
+    values: tuple
+    """Any of them will do; one that stands here twice is drawn twice as often."""
+    bad: tuple = ()
+    """Pairs of a value that is refused and words of the message."""
+    wrong: tuple = ()
+    """Things of another kind, which are refused too."""
+    live: Mapping = MappingProxyType({})
+    """Changes, by name, that take effect in a running optimizer."""
+    fixed: object = ABSENT
+    """A value that a running optimizer refuses, because its state was laid out by another one."""
+    methods: tuple = ALL
+    """To whom it means something."""
+
+
+def choice(*values, bad, **more):
+    """A keyword with a list of words to choose from."""
+    words = ", ".join(map(repr, dict.fromkeys(values)))
+    return Keyword(values, ((bad, words),), **more)
+
+
+def switch(**more):
+    return Keyword((False, True), **more)
+
+
+KEYWORDS = {
+    "lr": Keyword(
+        (1e-2, 1e-3),
+        ((-1e-3, "at least 0"), (NAN, "at least 0"), (torch.ones(2), "one element")),
+        wrong=("fast", None),
+        live={"lr": {"lr": 0.05}},
+    ),
+    "betas": Keyword(
+        ((0.9, 0.95), (0.0, 0.9), (0.9, 1.0), (0.95, 0.95)),
+        (
+            ((-0.1, 0.9), "[0, 1)"),
+            ((1.0, 0.9), "[0, 1)"),
+            ((0.9, 1.1), "[0, 1]"),
+            ((0.9, -0.1), "[0, 1]"),
+            ((0.9, NAN), "[0, 1]"),
+        ),
+        wrong=((0.9,), 0.9, (0.9, 0.99, 0.999), ("a", "b")),
+        live={"betas": {"betas": (0.5, 0.7)}},
+    ),
+    "eps": Keyword(
+        (1e-8, 1e-3), ((-1e-8, "at least 0"),), wrong=(None,), live={"eps": {"eps": 0.1}}
+    ),
+    "weight_decay": Keyword(
+        (0.0, 0.2),
+        ((-0.1, "at least 0"),),
+        wrong=("no",),
+        live={"weight_decay": {"weight_decay": 0.5}},
+    ),
+    "tau": Keyword(
+        (
+            0.0,
+            0.0,
+            0.05,
+            0.3,
+            1.0,
+            schedules.constant(0.2),
+            schedules.piecewise((9, 20), (0.0, 1.0, 0.1)),
+            schedules.linear(0.0, 0.6, 20),
+        ),
+        ((-0.1, "at least 0"), (NAN, "at least 0")),
+        wrong=(None, "0.1"),
+        live={"tau": {"tau": 1.0}, "a schedule of tau": {"tau": schedules.constant(0.2)}},
+    ),
+    "frequency": Keyword(
+        (1, 3, 50),
+        (
+            (0, "at least 1"),
+            (-3, "at least 1"),
+            (2.5, "whole number"),
+            (True, "whole number"),
+        ),
+        live={"frequency": {"frequency": 4}},
+    ),
+    "solver": choice(
+        "eigh",
+        "eigh",
+        "qr",
+        "power",
+        "partial",
+        bad="jacobi",
+        live={
+            "solver": {"solver": "qr", "tau": 0.05},
+            "power": {"solver": "power"},
+            "partial": {"solver": "partial", "tau": 0.3},
+        },
+    ),
+    "slots": choice("rank", "match", bad="first", live={"slots": {"slots": "match"}}),
+    "refresh_to": Keyword((0.2, 1.0), ((1.5, "[0, 1]"), (-0.5, "[0, 1]")), wrong=(None,)),
+    "qr_iterations": Keyword(tuple(range(1, 7)), ((0, "at least 1"),)),
+    "beta3": Keyword(
+        (None, 0.5, 1.0),
+        ((1.5, "[0, 1]"), (-0.5, "[0, 1]")),
+        wrong=("0.9",),
+        live={"beta3": {"beta3": 0.5}},
+        methods=CORRECTED,
+    ),
+    "correction": choice(
+        "naive",
+        "bounded",
+        "basis_aware",
+        "optimal",
+        bad="none",
+        live={"correction": {"correction": "basis_aware"}},
+        fixed="optimal",
+        methods=CORRECTED,
+    ),
+    "vectors": choice("adam", "full", bad="shampoo", fixed="full"),
+    "matrices": choice("kronecker", "kronecker", "kronecker", "adam", bad="full", fixed="adam"),
+    "max_dim": Keyword(tuple(range(2, 25)), ((0, "at least 1"),), fixed=2, methods=BLOCKED),
+    "oversize": choice("split", "identity", bad="merge", fixed="identity", methods=BLOCKED),
+    "merge_dims": switch(fixed=False, methods=BLOCKED),
+    "nesterov": switch(live={"nesterov": {"nesterov": True}}),
+    "maximize": switch(live={"maximize": {"maximize": True}}),
+    "process_group": Keyword((None,)),
+    "nonfinite": choice("skip", "raise", "propagate", bad="ignore"),
+    "max_failures": Keyword((1, 3), ((0, "at least 1"),)),
+    "record": switch(),
+    # Shampoo's own.
+    "variant": choice(
+        "shampoo",
+        "shampoo2",
+        bad="shampoo3",
+        live={"variant": {"variant": "shampoo2"}},
+        methods=("Shampoo",),
+    ),
+    "trace_scaling": switch(live={"trace_scaling": {"trace_scaling": True}}, methods=("Shampoo",)),
+    "graft": choice(
+        None,
+        "adam",
+        "rmsprop",
+        "adagrad",
+        "sgd",
+        bad="lamb",
+        live={"graft": {"graft": "rmsprop"}},
+        fixed=None,
+        methods=("Shampoo",),
+    ),
+    "graft_scope": choice(
+        "block",
+        "parameter",
+        bad="layer",
+        live={"graft_scope": {"graft_scope": "block"}},
+        methods=("Shampoo",),
+    ),
+    "eigenvalues": choice(
+        "stale",
+        "fresh",
+        bad="old",
+        live={"eigenvalues": {"eigenvalues": "fresh", "tau": 1.0}},
+        methods=("Shampoo",),
+    ),
+}
+
+
+def choices(name):
+    """What a keyword can be, each once."""
+    return list(dict.fromkeys(KEYWORDS[name].values))
+
+
+def keywords_of(method):
+    """The keywords that mean something to a method."""
+    return {name: keyword for name, keyword in KEYWORDS.items() if method in keyword.methods}
+
+
+def live_changes(keywords):
+    """Every change of these keywords that takes effect in a running optimizer, by name."""
+    return {name: change for k in keywords for name, change in k.live.items()}
+
+
+# Problems -----------------------------------------------------------------------------------------
+
+
 def problem(shapes, steps, seed=0, condition=1.0):
     """Random parameters and `steps` random gradients of well-spread scales for each."""
     generator = torch.Generator().manual_seed(seed)
@@ -53,6 +246,12 @@ def problem(shapes, steps, seed=0, condition=1.0):
 
 def assert_close(a, b, tolerance=1e-12):
     torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+
+
+def furthest(ours, theirs):
+    """The largest difference between two lists of tensors; NaN if there is one."""
+    gaps = [(a - b).detach().abs().max() for a, b in zip(ours, theirs, strict=True) if a.numel()]
+    return torch.stack(gaps).max().item()
 
 
 def parameters(tensors, dtype=None):
@@ -80,6 +279,14 @@ def trained(method, shapes, steps, seed=0, dtype=None, **options):
     optimizer = METHODS[method](params, **options)
     run(optimizer, params, grads[:steps])
     return optimizer, params, grads[steps:]
+
+
+def through_a_file(state_dict):
+    """What torch.load finds of it, without running any code."""
+    buffer = io.BytesIO()
+    torch.save(state_dict, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
 
 
 def snapshot(optimizer):
@@ -137,10 +344,7 @@ class Pair:
         self.oracle.step(grads)
 
     def distance(self):
-        return max(
-            (W.detach() - V).abs().max().item() if V.numel() else 0.0
-            for W, V in zip(self.params, self.oracle.params, strict=True)
-        )
+        return furthest(self.params, self.oracle.params)
 
     def assert_equal(self, tolerance, when=""):
         for W, V in zip(self.params, self.oracle.params, strict=True):
@@ -172,6 +376,15 @@ def compare(method, shapes, steps, tolerance=1e-10, missing=(), changes=None, se
     return pair
 
 
+def trajectory(oracle, grads):
+    """All parameters after every step, as one list of vectors."""
+    points = []
+    for step in grads:
+        oracle.step(step)
+        points.append(torch.cat([W.flatten() for W in oracle.params]))
+    return torch.stack(points)
+
+
 def full_rank_after(oracle):
     """How many random gradients give every factor of every block full rank."""
     return max(
@@ -191,24 +404,43 @@ def computations(optimizer):
     return [report.computations for report in optimizer.basis_report()]
 
 
-class CountOps(TorchDispatchMode):
-    """How often each operation that computes something is dispatched."""
+def checked(method, tau, steps=24, frequency=3, **options):
+    """An optimizer after some steps on five factors of full rank, every third one with a check."""
+    tensors, grads = problem([(4, 4), (3, 3, 3)], steps, condition=3.0)
+    params = parameters(tensors)
+    common = {"merge_dims": False, "lr": 1e-2, "betas": (0.9, 0.9)}
+    optimizer = METHODS[method](params, frequency=frequency, tau=tau, **{**common, **options})
+    run(optimizer, params, grads)
+    return optimizer
 
-    VIEWS = (
-        "view", "slice", "select", "reshape", "expand", "transpose", "permute", "unsqueeze",
-        "squeeze", "unbind", "detach", "alias", "diagonal", "as_strided", "_unsafe_view", "split",
-        "flatten", "movedim", "t", "narrow", "unflatten",
-    )  # fmt: skip
 
-    def __init__(self):
-        super().__init__()
-        self.counts = {}
+# Matrices -----------------------------------------------------------------------------------------
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.__name__.split(".")[0]
-        if name not in self.VIEWS:
-            self.counts[name] = self.counts.get(name, 0) + 1
-        return func(*args, **(kwargs or {}))
 
-    def products(self):
-        return sum(self.counts.get(name, 0) for name in ("bmm", "mm", "baddbmm", "addmm", "matmul"))
+def orthogonal(count, d, seed=0):
+    """Random orthogonal matrices."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.linalg.qr(torch.randn(count, d, d, generator=generator, dtype=torch.float64)).Q
+
+
+def departure(Q):
+    """The largest entry of QᵀQ − I."""
+    return (Q.mT @ Q - torch.eye(Q.shape[-1])).abs().max().item()
+
+
+def factor_and_basis(seed, d):
+    """A factor and a basis that is nearly its own: the situation in which the criterion matters."""
+    rng = np.random.default_rng(seed)
+    G = rng.standard_normal((d, d + 2)) * np.exp(rng.standard_normal((d, 1)))
+    near = np.linalg.eigh(G @ G.T)[1] + 0.1 * rng.standard_normal((d, d))
+    return G @ G.T, np.linalg.qr(near)[0]
+
+
+def approximation_error(L, Q):
+    """‖L − L̂‖_F / ‖L‖_F with L̂ = Q diag(Qᵀ L Q) Qᵀ: the criterion's left-hand side."""
+    return np.linalg.norm(L - (Q * np.diag(Q.T @ L @ Q)) @ Q.T) / np.linalg.norm(L)
+
+
+def off_diagonal_share(Λ):
+    """‖Λ̂ − diag Λ̂‖_F / ‖Λ̂‖_F: its right-hand side."""
+    return np.linalg.norm(Λ - np.diag(np.diag(Λ))) / np.linalg.norm(Λ)

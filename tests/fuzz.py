@@ -22,12 +22,10 @@ from dataclasses import dataclass, field
 
 import oracles
 import torch
-from cases import METHODS, full_rank_after
+from cases import ALL, BALANCED, KEYWORDS, METHODS, full_rank_after, keywords_of, live_changes
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import nn
-
-from eshampoo import schedules
 
 ROUND = 250
 TIGHT = 1e-9  # float64
@@ -70,71 +68,31 @@ class Case:
 # What there is ------------------------------------------------------------------------------------
 
 SHAPE = st.lists(st.integers(1, 4), max_size=5).map(tuple).filter(lambda s: math.prod(s) <= 24)
-# Every factor has full rank after one gradient, which is when SOAP builds its first basis.
-BALANCED = [
-    (), (1,), (5,), (4, 4), (2, 2), (3, 3, 3), (2, 2, 2, 2), (1, 3, 3), (3, 1, 3), (2, 2, 1, 2, 2)
-]  # fmt: skip
-TAU = st.sampled_from(
-    [
-        0.0, 0.0, 0.05, 0.3, 1.0,
-        schedules.constant(0.2), schedules.piecewise((9, 20), (0.0, 1.0, 0.1)),
-        schedules.linear(0.0, 0.6, 20),
-    ]
-)  # fmt: skip
-COMMON = {
-    "lr": st.sampled_from([1e-2, 1e-3]),
-    "betas": st.sampled_from([(0.9, 0.95), (0.0, 0.9), (0.9, 1.0), (0.95, 0.95)]),
-    "eps": st.sampled_from([1e-8, 1e-3]),
-    "weight_decay": st.sampled_from([0.0, 0.2]),
-    "solver": st.sampled_from(["eigh", "eigh", "qr", "power", "partial"]),
-    "slots": st.sampled_from(["rank", "match"]),
-    "tau": TAU,
-    "refresh_to": st.sampled_from([0.2, 1.0]),
-    "qr_iterations": st.integers(1, 6),
-    "vectors": st.sampled_from(["adam", "full"]),
-    "matrices": st.sampled_from(["kronecker", "kronecker", "kronecker", "adam"]),
-    "nesterov": st.booleans(),
-    "maximize": st.booleans(),
+SQUARE = [*BALANCED, (1,), (2, 2), (2, 2, 1, 2, 2)]
+# F is chosen for each case, and there is one process.
+DRAWN = {
+    method: {
+        name: st.sampled_from(keyword.values)
+        for name, keyword in keywords_of(method).items()
+        if name not in ("frequency", "process_group")
+    }
+    for method in METHODS
 }
-LAYOUT = {
-    "max_dim": st.integers(2, 24),
-    "merge_dims": st.booleans(),
-    "oversize": st.sampled_from(["split", "identity"]),
-}
-SCALE = {
-    "beta3": st.sampled_from([None, 0.5, 1.0]),
-    "correction": st.sampled_from(["naive", "bounded", "basis_aware", "optimal"]),
-}
-OWN = {
-    "EShampoo": {**LAYOUT, **SCALE},
-    "FullMatrixAdam": SCALE,
-    "Shampoo": {
-        **LAYOUT,
-        "variant": st.sampled_from(["shampoo", "shampoo2"]),
-        "trace_scaling": st.booleans(),
-        "graft": st.sampled_from([None, "adam", "rmsprop", "adagrad", "sgd"]),
-        "graft_scope": st.sampled_from(["block", "parameter"]),
-        "eigenvalues": st.sampled_from(["stale", "fresh"]),
-    },
-    "KLShampoo": LAYOUT,
-    "SOAP": LAYOUT,
-}
+# They do nothing to finite gradients, and the oracles do not know them.
+WITHOUT_EFFECT = ("nonfinite", "max_failures", "record")
+EVERYONES = [keyword for keyword in KEYWORDS.values() if keyword.methods == ALL]
 CHANGES = st.sampled_from(
-    [
-        {}, {}, {"lr": 0.05}, {"betas": (0.5, 0.7)}, {"eps": 0.1}, {"weight_decay": 0.5},
-        {"tau": 0.15}, {"tau": 0.0, "frequency": 1}, {"nesterov": True}, {"solver": "partial"},
-        {"maximize": True}, {"slots": "match"},
-    ]
-)  # fmt: skip
+    [{}, {}, *live_changes(EVERYONES).values(), {"tau": 0.15}, {"tau": 0.0, "frequency": 1}]
+)
 
 
 @st.composite
 def cases(draw) -> Case:
     """Any case that is well posed."""
-    method = draw(st.sampled_from(["EShampoo", "EShampoo", *OWN]))
-    options = st.fixed_dictionaries({**COMMON, **OWN[method]})
+    method = draw(st.sampled_from(["EShampoo", "EShampoo", *METHODS]))
+    options = st.fixed_dictionaries(DRAWN[method])
     groups = tuple(draw(st.lists(options, min_size=1, max_size=2)))
-    shape = st.sampled_from(BALANCED) if method == "SOAP" else SHAPE
+    shape = st.sampled_from(SQUARE) if method == "SOAP" else SHAPE
     layouts = st.sampled_from(["contiguous", "contiguous", "transposed", "channels_last", "sliced"])
     parameter = st.builds(
         Parameter,
@@ -222,7 +180,10 @@ class Trial:
         build = getattr(oracles, self.case.method)
         members = {g: self.members(g) for g in range(len(self.case.groups))}
         return {
-            g: build([self.initial[i].double() for i in own], **self.options(g, F))
+            g: build(
+                [self.initial[i].double() for i in own],
+                **{k: v for k, v in self.options(g, F).items() if k not in WITHOUT_EFFECT},
+            )
             for g, own in members.items()
             if own
         }

@@ -2,7 +2,6 @@
 
 import doctest
 import importlib
-import pkgutil
 import re
 from pathlib import Path
 
@@ -11,30 +10,36 @@ import pytest
 import eshampoo
 
 ROOT = Path(eshampoo.__file__).parents[1]
-README = ROOT / "README.md"
-MODULES = [m.name for m in pkgutil.iter_modules(eshampoo.__path__) if not m.ispkg]
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.S) if README.exists() else []
+# Modules of the library, its lab and the benchmarks, in every folder, that show an example.
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for package in ("eshampoo", "benchmarks")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if ">>>" in path.read_text()
+]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_in_docstrings_give_what_they_show(name):
-    result = doctest.testmod(importlib.import_module(f"eshampoo.{name}"))
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted > 0
     assert result.failed == 0
 
 
-def test_there_are_examples():
+def test_the_library_has_examples():
     finder = doctest.DocTestFinder()
-    modules = [importlib.import_module(f"eshampoo.{name}") for name in MODULES]
+    modules = [importlib.import_module(name) for name in MODULES if name.startswith("eshampoo.")]
     assert sum(len(test.examples) for m in modules for test in finder.find(m)) >= 8
 
 
-@pytest.mark.skipif(not BLOCKS, reason="no README yet")
 def test_the_code_of_the_readme_runs_from_top_to_bottom(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "readme"}
-    for number, block in enumerate(BLOCKS):
-        if not block.lstrip().startswith(("+", "-")):  # a diff
-            exec(compile(block, f"README block {number}", "exec"), namespace)
+    blocks = [block for block in BLOCKS if not block.lstrip().startswith(("+", "-"))]  # no diffs
+    assert blocks
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"README block {number}", "exec"), namespace)
 
 
 def test_everything_public_is_documented():

@@ -9,6 +9,7 @@ import itertools
 
 import numpy as np
 import pytest
+from cases import approximation_error, factor_and_basis, off_diagonal_share
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -391,24 +392,6 @@ def test_the_corollary_needs_the_eigenvectors_of_the_factors():
 # Equation (criterion) -----------------------------------------------------------------------------
 
 
-def approximation_error(L, Q):
-    """‖L − L̂‖_F / ‖L‖_F with L̂ = Q diag(Qᵀ L Q) Qᵀ: the criterion's left-hand side."""
-    return norm(L - (Q * np.diag(Q.T @ L @ Q)) @ Q.T) / norm(L)
-
-
-def off_diagonal_share(Λ):
-    """‖Λ̂ − diag Λ̂‖_F / ‖Λ̂‖_F: its right-hand side."""
-    return norm(Λ - np.diag(np.diag(Λ))) / norm(Λ)
-
-
-def factor_and_basis(seed, d):
-    """A factor and a basis that is nearly its own: the situation in which the criterion matters."""
-    rng = np.random.default_rng(seed)
-    G = rng.standard_normal((d, d + 2)) * np.exp(rng.standard_normal((d, 1)))
-    Q = np.linalg.qr(eigenvectors(G @ G.T) + 0.1 * rng.standard_normal((d, d)))[0]
-    return G @ G.T, Q
-
-
 @EXAMPLES
 @given(seed=seeds, d=st.integers(1, 8))
 def test_the_error_of_a_stale_basis_is_the_off_diagonal_share(seed, d):
@@ -422,56 +405,3 @@ def test_the_error_is_zero_in_the_eigenbasis_alone():
     L, Q = factor_and_basis(9, 6)
     assert approximation_error(L, eigenvectors(L)) < 1e-12
     assert approximation_error(L, Q) > 1e-2
-
-
-# The library's own criterion ----------------------------------------------------------------------
-
-
-def test_the_librarys_criterion_is_the_relative_error_of_each_factor_in_a_stack():
-    import torch
-
-    from eshampoo import linalg
-
-    pairs = [factor_and_basis(seed, 6) for seed in range(5)]
-    stack = torch.stack([torch.tensor(Q.T @ L @ Q) for L, Q in pairs])
-    expected = torch.tensor([approximation_error(L, Q) for L, Q in pairs], dtype=torch.float64)
-    torch.testing.assert_close(linalg.criterion(stack), expected, rtol=1e-10, atol=0)
-
-
-@pytest.mark.parametrize("leading", [(), (2, 3)])
-def test_the_librarys_criterion_takes_any_leading_dimensions(leading):
-    import torch
-
-    from eshampoo import linalg
-
-    L, Q = factor_and_basis(0, 6)
-    value = linalg.criterion(torch.tensor(Q.T @ L @ Q).expand(*leading, 6, 6))
-    expected = torch.full(leading, approximation_error(L, Q), dtype=torch.float64)
-    torch.testing.assert_close(value, expected, rtol=1e-10, atol=0)
-
-
-@pytest.mark.parametrize("d", [1, 3])
-def test_the_librarys_criterion_of_a_zero_factor_is_zero(d):
-    import torch
-
-    from eshampoo import linalg
-
-    assert linalg.criterion(torch.zeros(2, d, d)).tolist() == [0.0, 0.0]
-
-
-def test_the_librarys_criterion_resists_cancellation_in_float32():
-    import torch
-
-    from eshampoo import linalg
-
-    d, share = 1024, 1e-3
-    rng = np.random.default_rng(10)
-    noise = rng.standard_normal((d, d))
-    off = noise + noise.T - 2 * np.diag(np.diag(noise))
-    diagonal = np.diag(np.exp(rng.standard_normal(d)))
-    Λ = diagonal + off * (share * norm(diagonal) / norm(off))
-    stack = torch.tensor(Λ, dtype=torch.float32)[None]
-    assert linalg.criterion(stack).item() == pytest.approx(off_diagonal_share(Λ), rel=1e-2)
-    diagonal_share = (stack[0].diag().norm() / stack[0].norm()) ** 2
-    subtracted = (1 - diagonal_share).clamp(min=0).sqrt().item()  # √(‖Λ̂‖² − ‖diag Λ̂‖²) / ‖Λ̂‖
-    assert subtracted != pytest.approx(off_diagonal_share(Λ), rel=1e-2)  # what must not be done

@@ -1,6 +1,5 @@
 """Files that are damaged or foreign, and runs that are killed."""
 
-import io
 import os
 import pickle
 import random
@@ -10,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import METHODS, assert_same, parameters, run, snapshot, trained
+from cases import METHODS, assert_same, parameters, run, snapshot, through_a_file, trained
 
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.run.checkpoint import read_checkpoint, save_checkpoint
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 SHAPES = [(4, 4), (5,), (6, 3)]
 OPTIONS = {"frequency": 2, "max_dim": 32}
 NAN = float("nan")
@@ -93,11 +92,7 @@ def test_loading_executes_no_code(tmp_path, monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_state_of_this_library_needs_no_code(method):
     optimizer, *_ = trained(method, [(4, 4), (3,)], 4, frequency=2)
-    buffer = io.BytesIO()
-    torch.save(optimizer.state_dict(), buffer)
-    buffer.seek(0)
-    loaded = torch.load(buffer, weights_only=True)
-    assert_same(optimizer.state_dict(), loaded)
+    assert_same(optimizer.state_dict(), through_a_file(optimizer.state_dict()))
 
 
 # Dictionaries that are no state -------------------------------------------------------------------
@@ -172,9 +167,10 @@ def test_with_propagate_a_state_with_nan_is_what_was_asked_for():
 
 def test_killed_runs_resume_to_the_same_end():
     """Three kills of one method here, fifty of four with `make chaos`."""
+    chaos = [ROOT / "tests" / "chaos.py", "--kills", "3", "--seed", "3", "--methods", "eshampoo"]
     done = subprocess.run(
-        [sys.executable, HERE / "chaos.py", "--kills", "3", "--seed", "3", "--methods", "eshampoo"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)},
+        [sys.executable, *chaos],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,

@@ -9,12 +9,16 @@ import math
 
 import pytest
 import torch
-from cases import METHODS, parameters
+from cases import METHODS, assert_close, parameters
 
-from eshampoo import EShampoo, linalg
+from eshampoo import EShampoo, linalg, phases
 
 STEPS = 40
+
+
 SHAPE = (6, 5)
+
+
 BETAS = (0.9, 0.999)
 
 
@@ -146,31 +150,6 @@ def test_after_zero_gradients_the_first_real_one_is_an_ordinary_step(method):
         assert (W.detach() - before).abs().max() <= 10
 
 
-@pytest.mark.parametrize("scale", [1e-25, 1e-12, 1.0, 1e12, 1e18])
-def test_the_criterion_is_sound_at_any_scale(scale):
-    """Where squares overflow it says 1, so that a basis is computed; never NaN, never above 1."""
-    generator = torch.Generator().manual_seed(0)
-    G = torch.randn(1, 5, 5, generator=generator)
-    A = G @ G.transpose(1, 2)
-    value = linalg.criterion(A * scale * scale if scale < 1e18 else A * 3e37)
-    assert 0 <= value.item() <= 1
-    if scale in (1e12, 1e18):
-        assert value.item() == 1
-    if scale == 1.0:
-        assert 0 < value.item() < 1
-
-
-@pytest.mark.parametrize("scale", [1e-18, 1.0, 1e18])
-def test_the_partial_solver_chooses_alike_at_any_scale(scale):
-    generator = torch.Generator().manual_seed(0)
-    G = torch.randn(2, 12, 12, generator=generator)
-    A = G @ G.transpose(1, 2)
-    order, after = linalg.prefixes(A)
-    other, scaled = linalg.prefixes(A * scale)
-    assert torch.equal(order, other)
-    torch.testing.assert_close(after, scaled)
-
-
 def test_a_single_huge_gradient_brings_no_huge_step():
     (W,) = parameters([torch.zeros(SHAPE)])
     optimizer = EShampoo([W], lr=1.0, weight_decay=0.0, frequency=2, merge_dims=False)
@@ -252,3 +231,21 @@ def test_rounding_in_directions_without_signal_does_not_grow_to_a_step(method):
         ends[dtype] = max((outside[0].T @ U @ outside[1]).abs().max().item() for U in moved)
     assert ends[torch.float64] < 1e-3
     assert ends[torch.float32] < 0.2
+
+
+# Averages -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.9, 1.0])
+@pytest.mark.parametrize(("d", "r"), [(384, 256), (517, 300), (512, 40), (40, 512)])
+def test_a_factor_averages_the_whole_gram_matrix_whether_in_strips_or_not(d, r, beta):
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(3, d, r, generator=generator, dtype=torch.float64)
+    before = torch.randn(3, d, d, generator=generator, dtype=torch.float64)
+    before = before + before.mT
+    live = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    factor = before.clone()
+    phases.average_gram_(factor, X, beta, phases.share(beta, live.view(-1, 1, 1)))
+    expected = beta * before + (1 - beta if beta < 1 else 1.0) * (X @ X.mT)
+    assert_close(factor[[0, 2]], expected[[0, 2]], 1e-11)
+    assert torch.equal(factor[1], before[1])

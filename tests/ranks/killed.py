@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from problems import full, make, optimizer, train
-from scenarios import World, sharded, state_of
-from torch.distributed.checkpoint.state_dict import set_state_dict
+from one_process import sharded
+from problems import make, optimizer, train
+from saves import load_, state_of, values_of
+from worlds import World
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
@@ -21,18 +22,14 @@ killed_at = int(sys.argv[2])
 first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 
 dist.init_process_group("gloo")
-world = World(dist.get_rank(), dist.get_world_size(), folder)
+world = World(dist.get_rank(), dist.get_world_size())
 model = sharded(make(), world.mesh())
 ours = optimizer("EShampoo", model.named_parameters())
 start = 0
 saved = sorted(folder.glob("step-*/.metadata"))
 if saved:
     path = saved[-1].parent
-    state = state_of(model, ours)
-    dcp.load(state, checkpoint_id=path)
-    set_state_dict(
-        model, ours, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
+    load_(model, ours, path)
     start = int(path.name.removeprefix("step-"))
 for t in range(start, 20):
     if first_life and t == killed_at and world.rank == 1:
@@ -40,7 +37,7 @@ for t in range(start, 20):
     train(model, ours, range(t, t + 1), world.rank, world.size)
     if (t + 1) % 7 == 0:
         dcp.save(state_of(model, ours), checkpoint_id=folder / f"step-{t + 1:03}")
-values = {name: full(p) for name, p in model.named_parameters()}
+values = values_of(model)
 if world.rank == 0:
     torch.save({"values": values, "start": start}, folder / "end.pt")
 dist.destroy_process_group()

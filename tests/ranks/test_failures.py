@@ -1,0 +1,132 @@
+"""Bad gradients, failed decompositions and ranks that end: every rank hears of them."""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from one_process import EXACT, SHAPES, require
+from problems import feed, full, optimizer, placed, tensors
+from refusals import alike, expect
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+
+@pytest.mark.ranks(4)
+def test_a_bad_entry_in_one_shard_stops_its_block_everywhere(world):
+    """One bad entry in one rank's shard: the block stands still everywhere, as in one process."""
+    bad = {(2, 0): (39, 3), (5, 1): (0, 0), (6, 5): (6,), (8, 7): (0,), (9, 3): (2, 1, 1)}
+    bad |= {(11, 2): (4, 6), (12, 5): (0,), (12, 1): (8, 8)}
+    values, grads = tensors(SHAPES, 15)
+    for (t, i), entry in bad.items():
+        grads[t][i][entry] = float("nan") if t % 2 else float("inf")
+    worst = 0.0
+    for method in ("EShampoo", "Shampoo", "KLShampoo"):
+        params = placed(values, [(Shard(0),)] * 8, world.mesh())
+        one = [nn.Parameter(v.clone()) for v in values]
+        ours, single = optimizer(method, params), optimizer(method, one)
+        for step in grads:
+            feed(params, step)
+            feed(one, step)
+            ours.step()
+            single.step()
+        expected = {str(i): p.detach() for i, p in enumerate(one)}
+        found = [(str(i), p) for i, p in enumerate(params)]
+        worst = max(worst, require(found, expected, EXACT, method))
+        theirs = single.state_dict()["state"]
+        for i, state in ours.state_dict()["state"].items():
+            for name in state:
+                if name.startswith(("skipped", "step")):
+                    assert torch.equal(state[name], theirs[i][name]), (i, name)
+        assert sum(int(s["skipped"].sum()) for s in ours.state_dict()["state"].values()) >= 7
+    return worst
+
+
+@pytest.mark.ranks(4)
+def test_with_raise_every_rank_raises_and_nothing_changes(world):
+    """On every rank alike, with nothing changed; also if the entry is in one rank's shard."""
+    values, grads = tensors([(9, 9), (7,), (5, 7)], 2)
+    params = placed(values, [(Shard(0),), (Shard(0),), None], world.mesh())
+    named = list(zip(("matrix", "vector", "plain"), params, strict=True))
+    ours = optimizer("EShampoo", named, nonfinite="raise", process_group=dist.group.WORLD)
+    feed(params, grads[0])
+    ours.step()
+    before = [full(p).clone() for p in params]
+    for bad in range(3):
+        feed(params, grads[1])
+        if bad == 2 or world.rank == 0:  # DDP gives all ranks the same gradient
+            part = params[bad].grad
+            part = part.to_local() if isinstance(part, DTensor) else part
+            part.view(-1)[0] = float("nan")
+        with expect(FloatingPointError) as error:
+            ours.step()
+        assert named[bad][0] in str(error), error
+        assert all(torch.equal(b, full(p)) for b, p in zip(before, params, strict=True))
+        alike(str(error))
+    feed(params, grads[1])
+    ours.step()
+
+
+@pytest.mark.ranks(2)
+def test_a_failed_basis_is_reported_by_all_ranks(world):
+    """In the same words as one process; the step is complete, so who catches the error can go on.
+
+    A gradient that is skipped delays a check, which only the owner knows: all ranks raise together
+    at the next step of checks.
+    """
+    values, grads = tensors([(9, 9), (5, 6)], 8)
+    late = [[grads[0][0] * float("nan"), grads[0][1]], *grads[1:]]
+    real = torch.linalg.eigh
+
+    def fails(A, *args, **kwargs):
+        if A.shape[-1] == 9:
+            raise torch.linalg.LinAlgError("the algorithm failed to converge")
+        return real(A, *args, **kwargs)
+
+    def run(placements, steps, method, group=None):
+        params = placed(values, placements, world.mesh())
+        named = list(zip("ab", params, strict=True))
+        options = {"frequency": 2, "max_failures": 2, "merge_dims": False, "process_group": group}
+        ours, said = optimizer(method, named, **options), {}
+        for t, step in enumerate(steps, 1):
+            feed(params, step)
+            try:
+                ours.step()
+            except RuntimeError as error:
+                said[t] = str(error)
+        assert all(full(p).isfinite().all() for p in params)
+        return said
+
+    torch.linalg.eigh = fails
+    for method in ("EShampoo", "Shampoo"):
+        alone = run([None] * 2, grads, method)
+        assert list(alone) == [4, 6, 8]
+        assert "factor 0 of parameter 'a' (shape (9, 9)) (2 times in a row)" in alone[4]
+        for way in ((Shard(0),), None):
+            group = dist.group.WORLD if way is None else None
+            assert run([way] * 2, grads, method, group) == alone
+            said = run([way] * 2, late, method, group)
+            alike(str(said))
+            assert list(said) == [6, 8], said
+    torch.linalg.eigh = real
+
+
+@pytest.mark.ranks(2, ends=True)
+def test_a_rank_that_ends_ends_the_others(world):
+    """Not a hang until the timeout of the backend: the connection breaks. Ends all ranks."""
+    values, grads = tensors([(9, 9), (5, 6)], 4)
+    params = placed(values, [(Shard(0),)] * 2, world.mesh())
+    ours = optimizer("EShampoo", params)
+    for t, step in enumerate(grads):
+        feed(params, step)
+        if t == 2 and world.rank == 1:
+            os._exit(0)
+        start = time.monotonic()
+        try:
+            ours.step()
+        except RuntimeError:
+            assert t >= 2
+            assert time.monotonic() - start < 30
+            os._exit(0)
+    raise AssertionError("no error although a rank is gone")

@@ -1,0 +1,145 @@
+"""Wrong use is refused on every rank in the same words, and nobody hangs."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from problems import feed, optimizer, placed, tensors
+from refusals import alike, expect
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Shard
+
+
+@pytest.mark.ranks(2)
+def test_parameters_or_options_that_differ_between_ranks_are_refused(world):
+    """Or their number, their groups, or what is to be done with them."""
+    values, _ = tensors([(6, 5), (4,)], 1)
+    last = world.rank == world.size - 1
+
+    def build(params, what, method="EShampoo", **more):
+        with expect(ValueError) as error:
+            optimizer(method, params, process_group=dist.group.WORLD, **more)
+        alike(str(error))
+        assert str(error).startswith(what), error
+        assert "they must agree" in str(error)
+        assert f"rank {world.size - 1}" in str(error)
+
+    def leaves(tensors):
+        return [nn.Parameter(v) for v in tensors]
+
+    other = [v.clone() for v in values]
+    other[0][:2] = values[0][:2].flip(0)  # the same sum
+    build(leaves(other if last else values), "parameter 0")  # values
+    build(leaves(values[:1] if last else values), "parameter 1 is (none)")  # how many
+    build(leaves(values if last else values[:1]), "parameter 1")
+    build(leaves([values[0].t() if last else values[0]]), "parameter 0")  # shape
+    build(leaves([values[0].to(torch.float32 if last else torch.float64)]), "parameter 0")  # dtype
+    build(placed(values[:1], [(Shard(int(last)),)], world.mesh()), "parameter 0")  # where it lies
+    build(leaves(values), "max_dim", max_dim=8 if last else 16)
+    build(leaves(values), "lr", lr=torch.tensor(0.5 if last else 0.25))
+    build(leaves(values), "the method", method="SOAP" if last else "EShampoo")
+    groups = [{"params": [p]} for p in leaves(values)]
+    build(groups if last else leaves(values), "the number of param groups")
+    build([{"params": leaves(values[:1])}, *(groups[1:] if last else [])], "the number of param")
+    # NaN agrees with itself, schedules are not compared, and no group means no check.
+    more = {"process_group": dist.group.WORLD, "tau": lambda t: 0.1, "record": last}
+    optimizer("EShampoo", leaves([torch.full((3, 3), float("nan"))]), **more)
+    optimizer("EShampoo", leaves(other if last else values))
+    # What was refused left nothing behind: the same parameters, alike now, take a step.
+    params = leaves(values)
+    ours = optimizer("EShampoo", params, process_group=dist.group.WORLD)
+    feed(params, values)
+    ours.step()
+    dist.barrier()
+
+
+@pytest.mark.ranks(4)
+def test_meshes_that_do_not_fit_together_are_refused(world):
+    """All ranks say the same, those that have no part in a parameter and those that have."""
+    mesh_of = type(world.mesh())
+    low, high, square = mesh_of("cpu", [0, 1]), mesh_of("cpu", [2, 3]), world.mesh(2, 2)
+    values, grads = tensors([(6, 5), (8, 4)], 2)
+
+    def on(mesh, value):
+        inside = mesh.get_coordinate() is not None
+        local = value.chunk(2)[world.rank % 2] if inside else value[:0]
+        shape, stride = value.shape, value.stride()
+        return nn.Parameter(
+            DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+        )
+
+    (everywhere,) = placed(values[1:], [(Shard(0),)], world.mesh())
+    part = ("a", on(low, values[0]))
+    for other in (("b", everywhere), ("b", on(high, values[1]))):
+        for named in ([part, other], [other, part]):
+            with expect(ValueError) as error:
+                optimizer("EShampoo", named)
+            alike(str(error))
+            assert "'a'" in str(error)
+            assert "[0, 1]" in str(error)
+            assert "slices of one mesh" in str(error)
+    # A later group is refused too, and the optimizer goes on without it.
+    ours = optimizer("EShampoo", [everywhere])
+    with expect(ValueError) as error:
+        ours.add_param_group({"params": [on(low, values[0])]})
+    alike(str(error))
+    feed([everywhere], grads[0][1:])
+    ours.step()
+    # What the message proposes works: slices of one mesh, and an optimizer for each mesh.
+    sliced = [*placed(values[:1], [(Shard(0),)], square["shard"]), everywhere]
+    own = [on(low if world.rank < 2 else high, values[0])]
+    for params in (sliced, own):
+        ours = optimizer("EShampoo", params)
+        for step in grads:
+            for p, grad in zip(params, step, strict=False):
+                p.grad = torch.zeros_like(p) + grad.sum()
+            ours.step()
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_partial_placements_are_refused(world):
+    mesh = world.mesh()
+    for shape in ((6, 5), (7,)):
+        param = nn.Parameter(DTensor.from_local(torch.ones(shape), mesh, [Partial()]))
+        with expect(ValueError) as error:
+            optimizer("EShampoo", [param])
+        assert "Partial" in str(error)
+        assert "redistribute" in str(error)
+        alike(str(error))
+
+
+@pytest.mark.ranks(2)
+def test_a_group_or_mesh_of_other_ranks_is_refused(world):
+    """A rank that is given a group or a mesh of other ranks says so; the others are not hurt."""
+    half = dist.new_group([0])
+    mesh = init_device_mesh("cpu", (world.size,))
+    sub = type(mesh)("cpu", [0])
+    values, grads = tensors([(6, 5)], 1)
+    if world.rank > 0:
+        with expect(ValueError) as error:
+            optimizer("EShampoo", [nn.Parameter(values[0])], process_group=half)
+        assert "belongs to" in str(error)
+        param = DTensor.from_local(
+            torch.empty(0, 5), sub, [Shard(0)], run_check=False, shape=(6, 5), stride=(5, 1)
+        )
+        with expect(ValueError) as error:
+            optimizer("EShampoo", [nn.Parameter(param)])
+        assert "does not belong" in str(error), error
+    else:
+        param = nn.Parameter(values[0])
+        ours = optimizer("EShampoo", [param], process_group=half)
+        feed([param], grads[0])
+        ours.step()
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_copies_of_a_sharded_optimizer_are_refused(world):
+    params = placed(tensors([(6, 5)], 1)[0], [(Shard(0),)], world.mesh())
+    ours = optimizer("EShampoo", params)
+    with expect(TypeError) as error:
+        copy.deepcopy(ours)
+    assert "state_dict" in str(error)

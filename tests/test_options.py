@@ -1,0 +1,169 @@
+"""Values of the keywords: bad ones are refused and nothing changes, good ones act at once."""
+
+import inspect
+
+import oracles
+import pytest
+import torch
+from cases import (
+    ABSENT,
+    BALANCED,
+    BLOCKED,
+    COMMON,
+    KEYWORDS,
+    METHODS,
+    Pair,
+    assert_close,
+    assert_same,
+    feed,
+    furthest,
+    keywords_of,
+    live_changes,
+    parameters,
+    problem,
+    snapshot,
+    trained,
+)
+
+from eshampoo import EShampoo
+
+BAD = [
+    (keyword.methods[0], name, value, rule)
+    for name, keyword in KEYWORDS.items()
+    for value, rule in keyword.bad
+]
+FIXED = [
+    (name, keyword.fixed)
+    for name, keyword in keywords_of("EShampoo").items()
+    if keyword.fixed is not ABSENT
+]
+WRONG = [(name, value) for name, keyword in KEYWORDS.items() for value in keyword.wrong]
+
+
+def test_the_table_of_keywords_has_those_of_every_class():
+    for method, build in METHODS.items():
+        offered = {*inspect.signature(build).parameters} - {"params"}
+        assert {*keywords_of(method)} <= offered <= {*KEYWORDS}, method
+
+
+def element(value):
+    """The number or word that a message must show."""
+    if isinstance(value, tuple):
+        return next(repr(v) for v in value if not 0 <= v < 1 or v == 1.0)
+    return repr(value)
+
+
+def check(error, name, value, rule):
+    assert name in str(error.value)
+    assert element(value) in str(error.value)
+    assert rule in str(error.value)
+    assert "Pass" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value", "rule"), BAD, ids=[f"{n}={v}" for _, n, v, _ in BAD]
+)
+def test_a_bad_value_is_refused_by_constructor_group_and_step(method, name, value, rule):
+    (p, q) = parameters([torch.ones(3, 3), torch.ones(2)])
+    with pytest.raises(ValueError) as error:
+        METHODS[method]([p], **{name: value})
+    check(error, name, value, rule)
+    with pytest.raises(ValueError) as error:
+        METHODS[method]([{"params": [p], name: value}])
+    check(error, name, value, rule)
+
+    optimizer = METHODS[method]([p], frequency=2)
+    feed([p, q], [torch.ones(3, 3), torch.ones(2)])
+    optimizer.step()
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError) as error:
+        optimizer.add_param_group({"params": [q], name: value})
+    check(error, name, value, rule)
+    assert_same(before, snapshot(optimizer))
+    assert q not in optimizer.state
+
+    good = optimizer.param_groups[0][name]
+    optimizer.param_groups[0][name] = value
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError) as error:
+        optimizer.step()
+    check(error, name, value, rule)
+    assert_same(before, snapshot(optimizer))
+    optimizer.param_groups[0][name] = good
+    optimizer.step()
+    assert optimizer.state[p]["step"].item() == 2
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=[f"{n}={v}" for n, v in WRONG])
+def test_a_value_of_the_wrong_kind_is_named(name, value):
+    with pytest.raises((ValueError, TypeError)) as error:
+        EShampoo(parameters([torch.ones(2)]), **{name: value})
+    assert name in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "value"), FIXED)
+def test_what_the_state_was_laid_out_by_cannot_change_under_way(name, value):
+    optimizer, params, grads = trained("EShampoo", [(3, 3), (2,)], 3)
+    before, good = snapshot(optimizer), optimizer.param_groups[0][name]
+    optimizer.param_groups[0][name] = value
+    feed(params, grads[0])
+    with pytest.raises(ValueError, match=name) as error:
+        optimizer.step()
+    assert "set it back" in str(error.value)
+    optimizer.param_groups[0][name] = good
+    assert_same(before, snapshot(optimizer))
+    optimizer.step()
+
+
+# Values in groups ---------------------------------------------------------------------------------
+
+LIVE = [
+    (method, name, change)
+    for method in BLOCKED
+    for name, change in live_changes(keywords_of(method).values()).items()
+    # Slots matter to D alone, and SOAP's solver is the power step.
+    if method == "EShampoo" or name not in ("slots", "power" if method == "SOAP" else "slots")
+]
+
+
+@pytest.mark.parametrize(("method", "name", "change"), LIVE, ids=[f"{m}-{n}" for m, n, _ in LIVE])
+def test_a_value_written_into_the_group_takes_effect_at_the_next_step(method, name, change):
+    shapes = BALANCED if method == "SOAP" else [(4, 4), (6,), (7, 3)]
+    options = {"tau": 0.0, "frequency": 6, "merge_dims": False, "max_dim": 5}
+    if method == "SOAP":
+        options["max_dim"] = 50
+    tensors, grads = problem(shapes, 22, condition=3.0)
+    changed, kept = (Pair(method, tensors, **{**COMMON, **options}) for _ in range(2))
+    for t, step in enumerate(grads):
+        if t == 9:
+            changed.change(**change)
+        changed.step(step)
+        kept.step(step)
+        changed.assert_equal(1e-9, f"after step {t + 1}")
+    gap = furthest(changed.params, kept.params)
+    assert gap > 1e-6, f"{name} had no effect, so the test shows nothing"
+
+
+def test_groups_with_options_of_their_own_are_optimizers_of_their_own():
+    tensors, grads = problem([(4, 3), (3, 4), (5,), (4, 3)], 26, condition=3.0)
+    params = parameters(tensors)
+    options = [
+        {"tau": 0.0, "frequency": 3, "lr": 1e-2},
+        {"tau": 0.4, "frequency": 4, "solver": "qr", "betas": (0.5, 0.9)},
+        {"vectors": "full", "frequency": 6, "beta3": 0.8, "nesterov": True},
+        {"correction": "optimal", "frequency": 2, "maximize": True, "weight_decay": 0.3},
+    ]
+    common = {"merge_dims": False, "eps": 1e-7}
+    optimizer = EShampoo(
+        [{"params": [p], **o} for p, o in zip(params, options, strict=True)], **common
+    )
+    separate = [
+        oracles.EShampoo([W], **{**common, **o}) for W, o in zip(tensors, options, strict=True)
+    ]
+    for step in grads:
+        feed(params, step)
+        optimizer.step()
+        for oracle, G in zip(separate, step, strict=True):
+            oracle.step([G])
+    for W, oracle in zip(params, separate, strict=True):
+        assert_close(W.detach(), oracle.params[0], 1e-10)
