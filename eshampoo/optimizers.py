@@ -425,3 +425,6 @@ class FullMatrixAdam(EigenbasisOptimizer):
                 "merge_dims": True,
             },
         )
+
+
+CLASSES = (EShampoo, Shampoo, SOAP, KLShampoo, FullMatrixAdam)
