@@ -70,7 +70,9 @@ def times(name: str, size: int, repeats: int) -> Iterator[tuple[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=15)
     arguments = parser.parse_args()

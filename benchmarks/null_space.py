@@ -32,7 +32,7 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 import torch
-from sklearn.datasets import load_digits
+from sklearn import datasets  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from eshampoo import EShampoo, phases
@@ -157,9 +157,8 @@ class Digits:
 
     @classmethod
     def load(cls) -> "Digits":
-        data = load_digits()
-        x = torch.tensor(data.data, dtype=torch.float32) / 16
-        y = torch.tensor(data.target)
+        pixels, labels = datasets.load_digits(return_X_y=True)
+        x, y = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
         train, test = order[:1400], order[1400:]
         return cls(x[train], y[train], x[test], y[test])
@@ -193,7 +192,7 @@ def train(
     losses = []
     for t in range(steps):
         batch = torch.randint(len(data.x), (64,), generator=generator)
-        loss = nn.functional.cross_entropy(model(data.x[batch]), data.y[batch])
+        loss = nn.CrossEntropyLoss()(model(data.x[batch]), data.y[batch])
         ours.zero_grad()
         loss.backward()
         if disturbance and t == 0:
@@ -256,7 +255,9 @@ def mean_and_error(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--setting", default="", help="only settings with this in their name")

@@ -41,9 +41,9 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     losses = []
     for step in range(spec.get("steps", STEPS)):
         images, labels = data.batch(batch_indices(len(data), BATCH, 0, step), seeded(0, step))
-        loss = nn.functional.cross_entropy(model(images), labels)
+        loss = nn.CrossEntropyLoss()(model(images), labels)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for p, twin in zip(params, twins, strict=True):
             twin.grad = None if p.grad is None else p.grad.clone()
         clocks["adaptive"].time(optimizer.step)
