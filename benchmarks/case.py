@@ -81,7 +81,7 @@ def _ours(
     contender: Contender,
     spec: Result,
 ) -> Result:
-    """Plain and check-only steps beside the limit, and steps at which every factor is due."""
+    """Steps at which every factor is due, then plain and check-only steps beside the limit."""
 
     def plain() -> None:
         renew()
@@ -91,18 +91,7 @@ def _ours(
         renew()
         settings(optimizer, frequency=1, tau=0.999)
 
-    def all_due() -> None:
-        settings(optimizer, frequency=1, tau=0.0)
-
-    before = timing.peak()
-    refresh = timing.race(
-        {"refresh": optimizer.step},
-        min(spec["repetitions"], 5),
-        spec["budget"] / 4,
-        before={"refresh": all_due},
-        least=1,
-    )
-    extra = (timing.peak() - before) / sum(p.numel() for p in params)
+    result = _refresh(optimizer, sum(p.numel() for p in params), spec)
     found = limit.blocks(params)
     bare = limit.Limit(found, contender.units)
     stacked = limit.StackedLimit(found, contender.units)
@@ -122,14 +111,21 @@ def _ours(
         spec["budget"],
         before={"plain": plain, "check": check_only},
     )
-    return (
-        refresh
-        | times
-        | {
-            "multiply_adds": limit.multiply_adds(found, contender.units),
-            "refresh_extra_peak_bytes_per_parameter": extra,
-        }
+    return result | times | {"multiply_adds": limit.multiply_adds(found, contender.units)}
+
+
+def _refresh(optimizer: Stepper, parameters: int, spec: Result) -> Result:
+    """Steps at which every factor is due, and the memory that they take beyond other steps."""
+    before = timing.peak()
+    result: Result = timing.race(
+        {"refresh": optimizer.step},
+        min(spec["repetitions"], 5),
+        spec["budget"] / 4,
+        before={"refresh": lambda: settings(optimizer, frequency=1, tau=0.0)},
+        least=1,
     )
+    extra = (timing.peak() - before) / parameters
+    return result | {"refresh_extra_peak_bytes_per_parameter": extra}
 
 
 KINDS: dict[str, Callable[[Result], Result]] = {

@@ -1,6 +1,10 @@
-"""The optimizers that are measured: ours and the peers, each built on a list of parameters."""
+"""The optimizers that are measured: ours and the peers, each built on a list of parameters.
+
+Peers live in an environment of their own (benchmarks/.venv), so each is imported when it is built.
+"""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -64,8 +68,7 @@ def _muon(params: Sequence[Tensor]) -> Stepper:
 
 def _heavyball(compiled: bool) -> Callable[[Sequence[Tensor]], Stepper]:
     def build(params: Sequence[Tensor]) -> Stepper:
-        import heavyball
-
+        heavyball = import_module("heavyball")
         if not compiled:
             heavyball.utils.compile_mode = None
         optimizer: Stepper = heavyball.SOAP(list(params), precondition_frequency=10)
@@ -76,16 +79,16 @@ def _heavyball(compiled: bool) -> Callable[[Sequence[Tensor]], Stepper]:
 
 def _pytorch_optimizer(name: str, **keywords: Any) -> Callable[[Sequence[Tensor]], Stepper]:  # noqa: ANN401
     def build(params: Sequence[Tensor]) -> Stepper:
-        import pytorch_optimizer
-
-        optimizer: Stepper = getattr(pytorch_optimizer, name)(list(params), **keywords)
+        optimizer: Stepper = getattr(import_module("pytorch_optimizer"), name)(
+            list(params), **keywords
+        )
         return optimizer
 
     return build
 
 
-def _adamw(**keywords: bool) -> Callable[[Sequence[Tensor]], Stepper]:
-    return lambda params: torch.optim.AdamW(list(params), **keywords)
+def _adamw(*, fused: bool) -> Callable[[Sequence[Tensor]], Stepper]:
+    return lambda params: torch.optim.AdamW(list(params), fused=fused, foreach=not fused)
 
 
 CONTENDERS = {
@@ -97,7 +100,7 @@ CONTENDERS = {
         package="eshampoo",
     ),
     "soap": Contender("SOAP", _ours("SOAP"), 3, cycle=10, package="eshampoo"),
-    "adamw_foreach": Contender("torch AdamW, foreach", _adamw(foreach=True)),
+    "adamw_foreach": Contender("torch AdamW, foreach", _adamw(fused=False)),
     "adamw_fused": Contender("torch AdamW, fused", _adamw(fused=True)),
     "muon": Contender("torch Muon (AdamW for the rest)", _muon),
     "heavyball_soap": Contender(

@@ -55,7 +55,7 @@ def run(steps: int, dtype: torch.dtype, disturbance: float = 0.0) -> Iterator[Sa
         noise = torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)
         with torch.no_grad():
             y = teacher(x) + 0.1 * noise
-        loss = nn.functional.mse_loss(model(x.to(dtype)), y.to(dtype))
+        loss = nn.MSELoss()(model(x.to(dtype)), y.to(dtype))
         optimizer.zero_grad()
         loss.backward()
         if step == 1 and disturbance:
@@ -104,7 +104,9 @@ def distances(a: list[Sample], b: list[Sample]) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=20_000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -28,15 +28,14 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+from unittest.mock import patch
 
 import torch
-from sklearn.datasets import load_digits
+from sklearn import datasets  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from eshampoo import EShampoo, linalg, phases
-from eshampoo.bucket import Stacks
-from eshampoo.options import Options
+from eshampoo import EShampoo, phases
 
 RATES = (3e-3, 1e-2, 3e-2, 1e-1)
 RULES = {
@@ -59,52 +58,89 @@ SETTINGS = {
 # The rules ----------------------------------------------------------------------------------------
 
 
+class State(Protocol):
+    """What a rule reads of the state of N blocks of one shape; D is an average here, never D*."""
+
+    exp_avg: Tensor  # [N, *block]
+    exp_avg_sq: Tensor  # [N, *block]
+    factors: dict[int, Tensor]  # Λ̂ [N, d, d] by mode; empty without a basis
+    step: Tensor  # [N]
+
+
+class Settings(Protocol):
+    """What a rule reads of the options."""
+
+    betas: tuple[float, float]
+    eps: float
+
+
 @contextmanager
 def rule(kind: str, kappa: float) -> Iterator[list[float]]:
-    """Run with `phases.adam_` under a rule; collects the largest entry of every update."""
-    original = phases.adam_
+    """EShampoo under a rule; collects the largest entry of every update.
+
+    This function alone reaches into the library: it replaces `phases.adam_`, which takes the state
+    of some blocks, their G̃, weights and options, and gives the update in the eigenbasis.
+    """
     largest: list[float] = []
 
-    def adam_(s: Stacks, G: Tensor, w: phases.Weights, o: Options) -> Tensor:
-        D = phases.scale(s)
-        phases.average_(s.exp_avg, G, o.betas[0], phases.per_block(w.share1, G))
-        if s.exp_avg_sq is not None:
-            phases.average_(D, G.square(), o.beta_scale, phases.per_block(w.share3, G))
-        M = phases.look_ahead(s.exp_avg, G, o)
-        root = (D / phases.per_block(phases.bias(o.beta_scale, s.step.clamp_min(1.0)), D)).sqrt()
-        U = M / phases.per_block(w.bias1, M) / (root + o.eps)
+    def adam_(s: State, G: Tensor, _weights: object, o: Settings) -> Tensor:
+        U, root = adam(s, G, o)
         if s.factors:
-            U = bounded(U, root + o.eps, root, s, o)
+            U = bounded(U, root, s, o, kind, kappa)
             largest.append(U.abs().max().item())
         return U
 
-    def bounded(U: Tensor, divisor: Tensor, root: Tensor, s: Stacks, o: Options) -> Tensor:
-        first = next(iter(s.factors.values()))
-        trace = phases.diagonal(first).sum(1) / phases.bias(o.betas[1], s.step.clamp_min(1.0))
-        noise = phases.per_block(kappa * torch.finfo(U.dtype).eps * trace.sqrt(), U)
-        if kind == "none":
-            return U
-        if kind in ("floor", "bound"):
-            U = U * (divisor / torch.maximum(divisor, noise))
-        if kind == "floor":
-            return U
-        if kind == "bound":
-            limit = phases.per_block(phases.adam_bound(s.step.clamp_min(1.0), o), U)
-            return torch.maximum(torch.minimum(U, limit), -limit)
-        if kind == "cut":
-            return U.masked_fill(root <= noise, 0.0)
-        for i, factor in s.factors.items():
-            eigenvalues = phases.diagonal(factor)
-            d = eigenvalues.shape[1]
-            least = d * torch.finfo(U.dtype).eps * eigenvalues.amax(1, keepdim=True)
-            U = U * linalg.along((eigenvalues > least).to(U.dtype), i, U.dim() - 1)
-        return U
-
-    phases.adam_ = adam_
-    try:
+    with patch.object(phases, "adam_", adam_):
         yield largest
-    finally:
-        phases.adam_ = original
+
+
+def adam(s: State, G: Tensor, o: Settings) -> tuple[Tensor, Tensor]:
+    """Algorithm 2 as printed, where every block has a gradient: M̃ ⊘ (√D̃ + ε), and √D̃."""
+    beta1, beta2 = o.betas
+    s.exp_avg.lerp_(G, 1 - beta1)
+    s.exp_avg_sq.lerp_(G.square(), 1 - beta2)
+    root = (s.exp_avg_sq / per_block(bias(beta2, s.step), G)).sqrt()
+    return s.exp_avg / per_block(bias(beta1, s.step), G) / (root + o.eps), root
+
+
+def bounded(U: Tensor, root: Tensor, s: State, o: Settings, kind: str, kappa: float) -> Tensor:
+    """The update after a rule."""
+    spectra = {i: factor.diagonal(dim1=1, dim2=2) for i, factor in s.factors.items()}
+    trace = next(iter(spectra.values())).sum(1) / bias(o.betas[1], s.step)
+    u = torch.finfo(U.dtype).eps
+    noise = per_block(kappa * u * trace.sqrt(), U)
+    if kind in ("floor", "bound"):
+        divisor = root + o.eps
+        U = U * (divisor / torch.maximum(divisor, noise))
+    if kind == "bound":
+        limit = per_block(adam_bound(s.step, *o.betas), U)
+        U = U.clamp(-limit, limit)
+    if kind == "cut":
+        U = U.masked_fill(root <= noise, 0.0)
+    if kind == "pinv":
+        for i, values in spectra.items():
+            least = values.shape[1] * u * values.amax(1, keepdim=True)
+            shape = [1] * U.dim()
+            shape[0], shape[i + 1] = values.shape
+            U = U * (values > least).view(shape)
+    return U
+
+
+def adam_bound(t: Tensor, beta1: float, beta2: float) -> Tensor:
+    """c_t = √(Σ a_k²/b_k) with the weights a_k, b_k of the two bias-corrected averages."""
+    ratio = beta1**2 / beta2
+    total = (1 - beta1) ** 2 / (1 - beta2) * (1 - ratio**t) / (1 - ratio)
+    return (total * bias(beta2, t)).sqrt() / bias(beta1, t)
+
+
+def bias(beta: float, t: Tensor) -> Tensor:
+    """1 − β^t, accurate in float32 also for β near 1."""
+    return -torch.expm1(t * math.log(beta))
+
+
+def per_block(x: Tensor, like: Tensor) -> Tensor:
+    """Shape [N] as [N, 1, …, 1]."""
+    return x.view(-1, *[1] * (like.dim() - 1))
 
 
 # The problem --------------------------------------------------------------------------------------
@@ -121,9 +157,8 @@ class Digits:
 
     @classmethod
     def load(cls) -> "Digits":
-        data = load_digits()
-        x = torch.tensor(data.data, dtype=torch.float32) / 16
-        y = torch.tensor(data.target)
+        pixels, labels = datasets.load_digits(return_X_y=True)
+        x, y = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
         train, test = order[:1400], order[1400:]
         return cls(x[train], y[train], x[test], y[test])
@@ -157,7 +192,7 @@ def train(
     losses = []
     for t in range(steps):
         batch = torch.randint(len(data.x), (64,), generator=generator)
-        loss = nn.functional.cross_entropy(model(data.x[batch]), data.y[batch])
+        loss = nn.CrossEntropyLoss()(model(data.x[batch]), data.y[batch])
         ours.zero_grad()
         loss.backward()
         if disturbance and t == 0:
@@ -220,7 +255,9 @@ def mean_and_error(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--setting", default="", help="only settings with this in their name")

@@ -19,7 +19,6 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from eshampoo import EShampoo
-from eshampoo.layout import cost
 
 from .shapes import TITLES, Shape, named
 
@@ -78,6 +77,21 @@ def state_bytes(optimizer: EShampoo) -> int:
     )
 
 
+def cost(optimizer: EShampoo) -> float:
+    """Work on the blocks of this rank: decompositions d³ and products numel · d, for every factor.
+
+    The state shows the blocks: "factor_0.1" [N, d, d] belongs to the N blocks of "exp_avg.1".
+    """
+    total = 0
+    for values in optimizer.state.values():
+        for name, value in values.items():
+            if name.startswith("factor_"):
+                _, dot, number = name.partition(".")
+                count, d = value.shape[:2]
+                total += count * d**3 + values["exp_avg" + dot + number].numel() * d
+    return float(total)
+
+
 def measure(model: str, ranks: int, placement: Placement) -> Shares:
     """Build the optimizer of every rank in turn."""
     shapes = named(model)
@@ -87,8 +101,7 @@ def measure(model: str, ranks: int, placement: Placement) -> Shares:
         with pretended(rank, ranks):
             optimizer = EShampoo([parameter(shape, placement) for shape in shapes])
         states.append(state_bytes(optimizer))
-        buckets = optimizer._buckets
-        costs.append(sum(len(b.blocks) * cost(b.shape, b.modes) for b in buckets))
+        costs.append(cost(optimizer))
     return Shares(state_bytes(alone), states, costs)
 
 

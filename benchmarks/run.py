@@ -56,7 +56,7 @@ def run_case(python: str, spec: Spec, threads: int) -> Spec:
     """One case in a process of its own: its result, or the reason why there is none."""
     shown = {key: value for key, value in spec.items() if key != "data"}
     if spec["kind"] == "training" and not spec["data"]:
-        reason = "no --data DIR with imagewoof2_s96.tar was given"
+        reason = "no --data DIR with Imagewoof was given"
         return {"spec": shown, "skipped": reason}
     command = [python, "-m", "benchmarks.case", json.dumps({**spec, "threads": threads})]
     done = subprocess.run(command, cwd=environment.ROOT, capture_output=True, text=True)
@@ -77,7 +77,7 @@ def show_bars(bars: list[Bar]) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke test, without peers")
-    parser.add_argument("--data", help="directory with imagewoof2_s96.tar")
+    parser.add_argument("--data", help="directory with Imagewoof, or its archive")
     parser.add_argument("--only", help="only cases whose title contains one of these, by commas")
     parser.add_argument(
         "--update", action="store_true", help="put the cases into the results that are there"

@@ -1,26 +1,33 @@
-"""Parameter shapes of the models that are measured; no model is needed, gradients are random."""
+"""Parameter shapes of the models that are measured; no model is trained, gradients are random."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from eshampoo.lab.models.vit import SimpleViT
+
 Shape = tuple[int, ...]
 
 
-def vit(width: int, depth: int, patch: int, classes: int = 10, mlp_ratio: int = 4) -> list[Shape]:
-    """SimpleViT: no class token, fixed position embedding, no bias in the attention.
+def vit(width: int, depth: int, patch: int) -> list[Shape]:
+    """The lab's SimpleViT with ten classes, heads of 64 and an MLP of four times the width.
 
     >>> from math import prod
     >>> round(sum(map(prod, vit(384, 12, 16))) / 1e6, 1)
     21.6
     """
-    pixels, mlp = 3 * patch**2, mlp_ratio * width
-    shapes: list[Shape] = [(pixels,), (pixels,), (width, pixels), (width,), (width,), (width,)]
-    for _ in range(depth):
-        shapes += [(width,), (width,), (3 * width, width), (width, width)]
-        shapes += [(width,), (width,), (mlp, width), (mlp,), (width, mlp), (width,)]
-    return [*shapes, (width,), (width,), (classes, width), (classes,)]
+    with torch.device("meta"):  # only the shapes are wanted: the model takes no memory
+        model = SimpleViT(
+            10,
+            size=14 * patch,
+            patch=patch,
+            width=width,
+            depth=depth,
+            heads=width // 64,
+            hidden=4 * width,
+        )
+    return [tuple(p.shape) for p in model.parameters()]
 
 
 def unet(width: int = 32, levels: int = 4) -> list[Shape]:

@@ -23,18 +23,18 @@ class Counts:
     doubles: list[str] = field(default_factory=list)  # operations that made a float64 tensor
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own has no annotations
     def __init__(self, counts: Counts) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts = counts
 
-    def __torch_dispatch__(  # noqa: ANN204
+    def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401
         types: Any,  # noqa: ANN401
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ):
+    ) -> Any:  # noqa: ANN401
         out = func(*args, **(kwargs or {}))
         name = str(func)
         if name.startswith("aten._local_scalar_dense"):

@@ -8,12 +8,14 @@ checkpoint. Nothing is said to the optimizer about sharding: the parameters are 
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -34,7 +36,8 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.embedding(x).flatten(1)
-        return self.head(self.down(nn.functional.gelu(self.up(h))))
+        logits: Tensor = self.head(self.down(nn.functional.gelu(self.up(h))))
+        return logits
 
 
 def batch(step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
@@ -43,8 +46,25 @@ def batch(step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
     return x.chunk(parts)[part], (x[:, 0] + 1).remainder(TOKENS).chunk(parts)[part]
 
 
+def resume(model: Model, optimizer: EShampoo, folder: Path) -> int:
+    """Load the last checkpoint, if there is one: the step to go on from."""
+    # A checkpoint is complete when its metadata is written.
+    done = sorted(path.parent for path in folder.glob("step-*/.metadata"))
+    if not done:
+        return 0
+    weights, state = get_state_dict(model, optimizer)
+    saved: dict[str, Any] = {"model": weights, "optimizer": state}
+    load(saved, checkpoint_id=done[-1])
+    set_state_dict(
+        model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"]
+    )
+    return int(done[-1].name.removeprefix("step-"))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, default=Path("runs/fsdp2"))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
@@ -61,33 +81,21 @@ def main() -> None:
     fully_shard(model, mesh=mesh)
     optimizer = EShampoo(model.parameters(), lr=1e-2, frequency=10)
 
-    start = 0
-    # A checkpoint is complete when its metadata is written.
-    done = sorted(path.parent for path in args.folder.glob("step-*/.metadata"))
-    if done:
-        weights, state = get_state_dict(model, optimizer)
-        saved = {"model": weights, "optimizer": state}
-        dcp.load(saved, checkpoint_id=done[-1])
-        set_state_dict(
-            model,
-            optimizer,
-            model_state_dict=saved["model"],
-            optim_state_dict=saved["optimizer"],
-        )
-        start = int(done[-1].name.removeprefix("step-"))
-        if rank == 0:
-            print(f"resumed at step {start}")
+    start = resume(model, optimizer, args.folder)
+    if start > 0 and rank == 0:
+        print(f"resumed at step {start}")
 
+    criterion = nn.CrossEntropyLoss()
     for step in range(start, min(args.steps, args.stop_after or args.steps)):
         x, y = batch(step, rank, ranks)
-        loss = nn.functional.cross_entropy(model(x), y)
+        loss = criterion(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         if (step + 1) % args.every == 0:
             weights, state = get_state_dict(model, optimizer)
             folder = args.folder / f"step-{step + 1:06}"
-            dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+            save({"model": weights, "optimizer": state}, checkpoint_id=folder)
             if rank == 0:
                 print(f"step {step + 1} loss {loss.item():.4f}")
     dist.destroy_process_group()

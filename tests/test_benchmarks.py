@@ -6,7 +6,7 @@ from math import prod
 import pytest
 import torch
 
-from benchmarks import bars, limit, run, shapes, timing
+from benchmarks import bars, beside, environment, limit, run, shapes, timing
 
 
 def test_the_models_have_the_sizes_that_they_are_named_for():
@@ -57,3 +57,38 @@ def test_a_quick_run_measures_and_writes(tmp_path, capsys):
     assert all(case["result"]["threads"] == 1 for case in cases)
     assert cases[-1]["result"]["refreshed"] == {"eigh": 1.0, "partial": 1.0}
     assert "EShampoo plain step / 3-unit limit, 64×4" in capsys.readouterr().out
+
+
+def test_two_checkouts_take_the_same_steps_side_by_side(capsys):
+    few = ["--only", "layers:8:1", "--seconds", "0", "--pairs", "1", "--threads", "1"]
+    beside.main([str(environment.ROOT), *few])
+    out = capsys.readouterr().out
+    rows = [row.split() for row in out.splitlines()[1:4]]
+    assert [row[1] for row in rows] == ["plain", "check", "refresh"]
+    assert all(float(row[4]) > 0 for row in rows)
+    assert "not the same work" not in out
+
+
+def test_blocks_alternate_and_the_other_checkout_begins_every_second_time():
+    asked = []
+
+    class Child:
+        def __init__(self, name, seconds):
+            self.name, self.seconds = name, seconds
+
+        def ask(self, request):
+            asked.append(self.name)
+            return {"seconds": [self.seconds] * request["steps"], "bases": 1}
+
+    times = beside.Times()
+    for pair in range(2):
+        times.alternate_([Child("A", 3.0), Child("B", 2.0)], "plain", 2, pair)
+    assert "".join(asked) == "ABBABAAB"
+    assert times.ratios() == [1.5, 1.5]
+    assert times.ratios(pair=1) == [1.5]
+    assert times.bases == (4, 4)
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="no eshampoo/; name a checkout"):
+        beside.main([str(tmp_path)])
