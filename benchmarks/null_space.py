@@ -27,7 +27,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -35,7 +35,7 @@ import torch
 from sklearn import datasets  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from eshampoo import EShampoo, phases
+from eshampoo import EShampoo, methods
 
 RATES = (3e-3, 1e-2, 3e-2, 1e-1)
 RULES = {
@@ -78,19 +78,18 @@ class Settings(Protocol):
 def rule(kind: str, kappa: float) -> Iterator[list[float]]:
     """EShampoo under a rule; collects the largest entry of every update.
 
-    This function alone reaches into the library: it replaces `phases.adam_`, which takes the state
-    of some blocks, their G̃, weights and options, and gives the update in the eigenbasis.
+    This function alone reaches into the library: it replaces the cell of the row in which the scale
+    divides the momentum.
     """
     largest: list[float] = []
 
-    def adam_(s: State, G: Tensor, _weights: object, o: Settings) -> Tensor:
+    def divide_(s: Any, G: Tensor, _coefficients: object, o: Settings, _p: float) -> Tensor:  # noqa: ANN401
         U, root = adam(s, G, o)
-        if s.factors:
-            U = bounded(U, root, s, o, kind, kappa)
-            largest.append(U.abs().max().item())
+        U = bounded(U, root, s, o, kind, kappa)
+        largest.append(U.abs().max().item())
         return U
 
-    with patch.object(phases, "adam_", adam_):
+    with patch.object(EShampoo, "method", replace(methods.ESHAMPOO, divide_=divide_)):
         yield largest
 
 

@@ -40,10 +40,10 @@ def test_a_wrong_optimizer_is_found(monkeypatch):
     )
     check(case)
     with monkeypatch.context() as patch:
-        patch.setattr("eshampoo.engine.refresh_", lambda tasks, every: ([], []))
+        patch.setattr("eshampoo.step.step.refresh_", lambda due, every, waiting: ([], []))
         with pytest.raises(AssertionError, match="from the oracle"):
             check(case)
     with monkeypatch.context() as patch:
-        patch.setattr("eshampoo.options.Options.beta_scale", property(lambda self: 0.94))
+        patch.setattr("eshampoo.step.phases.share", lambda beta, live: live * 0.06)
         with pytest.raises(AssertionError, match="from the oracle"):
             check(case)

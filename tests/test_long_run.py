@@ -11,7 +11,7 @@ SHAPES = [(4, 4), (4, 4), (6,), (3, 3, 3), (), (7, 5)]
 
 def test_a_long_run_stays_as_it_is(monkeypatch):
     """600 steps with F = 1 and τ = 0.01; 20,000 with `python -m benchmarks.long_run`."""
-    monkeypatch.setattr("eshampoo.bucket.HISTORY", 200)
+    monkeypatch.setattr("eshampoo.state.state.HISTORY", 200)
     steps = 600
     single = list(long_run.run(steps, torch.float32))
     double = list(long_run.run(steps, torch.float64))

@@ -78,7 +78,7 @@ def test_the_recorded_history_is_the_oracles():
 
 
 def test_the_history_is_bounded(monkeypatch):
-    monkeypatch.setattr("eshampoo.bucket.HISTORY", 5)
+    monkeypatch.setattr("eshampoo.state.state.HISTORY", 5)
     optimizer = checked("EShampoo", 1.0, 12, 1, record=True)
     for report in optimizer.basis_report():
         assert [step for step, *_ in report.history] == [8, 9, 10, 11, 12]

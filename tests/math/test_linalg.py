@@ -5,7 +5,7 @@ import pytest
 import torch
 from cases import approximation_error, departure, factor_and_basis, off_diagonal_share, orthogonal
 
-from eshampoo import linalg
+from eshampoo.math import linalg
 
 # The criterion ------------------------------------------------------------------------------------
 

@@ -67,9 +67,9 @@ def test_bfloat16_gradients_travel_as_they_are(world):
     ways = [(Shard(0),)] * 8
     worst = fed(world, "EShampoo", SHAPES, ways, world.mesh(), dtype=torch.bfloat16)
     ours, mesh = worst[0], world.mesh()
-    bucket = next(b for b in ours._buckets if b.exchange is not None)
-    assert bucket.exchange.gradients.like.dtype == torch.bfloat16
-    assert bucket.exchange.updates.like.dtype == bucket.stacks.exp_avg.dtype == torch.float32
+    bucket = next(b for b in ours._buckets if b.route.team is not None)
+    assert bucket.route.gradients.like.dtype == torch.bfloat16
+    assert bucket.route.updates.like.dtype == bucket.state.exp_avg.dtype == torch.float32
     # A parameter of another dtype in the same bucket: then all travel as float32.
     values, grads = tensors([(6, 6), (6, 6)], 8)
     mixed = [v.to(d) for v, d in zip(values, (torch.bfloat16, torch.float32), strict=True)]

@@ -109,11 +109,11 @@ def test_a_bad_gradient_stops_its_own_vector_and_not_its_neighbours_in_the_stack
         assert_same(params[i].detach(), alone[i].detach())
 
 
-# Parts and waves ----------------------------------------------------------------------------------
+# Parts and batches --------------------------------------------------------------------------------
 
 
 def test_stacks_larger_than_a_part_are_worked_on_in_parts(monkeypatch):
-    monkeypatch.setattr("eshampoo.bucket.THREAD_BYTES", 300)
+    monkeypatch.setattr("eshampoo.state.blocks.THREAD_BYTES", 300)
     for method in ("EShampoo", "Shampoo"):
         compare(
             method, [(3, 4)] * 5 + [(7, 5)], 12, tau=0.0, frequency=4, missing={(2, 1)},
@@ -127,11 +127,11 @@ def test_what_is_admitted_together_moves_as_if_admitted_alone(method, monkeypatc
     tensors, grads = problem(shapes, 9)
     finals = []
     for room in (1 << 20, 1):
-        monkeypatch.setattr("eshampoo.bucket.THREAD_BYTES", room)
+        monkeypatch.setattr("eshampoo.state.blocks.THREAD_BYTES", room)
         params = parameters(tensors)
         optimizer = METHODS[method](params, **OPTIONS[method])
         run(optimizer, params, grads)
-        finals.append((len(optimizer._waves), params))
+        finals.append((len(optimizer._batches), params))
     (together, joined), (apart, single) = finals
     assert together < apart
     for p, q in zip(joined, single, strict=True):
@@ -142,12 +142,16 @@ def test_memory_for_waiting_gradients_stays_only_where_every_step_checks():
     tensors, grads = problem([(6, 4)] * 3, 8)
     params = parameters(tensors)
     optimizer = EShampoo(params, frequency=1, tau=0.5)
-    (bucket,) = optimizer._buckets
+
+    def buffers():
+        parts = [part for batch in optimizer._batches for _, part in batch.parts]
+        return [part._buffer.data_ptr() for part in parts if part._buffer is not None]
+
     run(optimizer, params, grads[:2])
-    kept = {start: buffer.data_ptr() for start, buffer in bucket.buffers.items()}
+    kept = buffers()
     run(optimizer, params, grads[2:4])
     assert kept
-    assert {start: buffer.data_ptr() for start, buffer in bucket.buffers.items()} == kept
+    assert buffers() == kept
     optimizer.param_groups[0]["frequency"] = 2
     run(optimizer, params, grads[4:])
-    assert bucket.buffers == {}
+    assert buffers() == []

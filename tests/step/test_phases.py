@@ -11,7 +11,9 @@ import pytest
 import torch
 from cases import METHODS, assert_close, parameters
 
-from eshampoo import EShampoo, linalg, phases
+from eshampoo import EShampoo
+from eshampoo.math import linalg
+from eshampoo.step import phases
 
 STEPS = 40
 
@@ -245,7 +247,7 @@ def test_a_factor_averages_the_whole_gram_matrix_whether_in_strips_or_not(d, r, 
     before = before + before.mT
     live = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
     factor = before.clone()
-    phases.average_gram_(factor, X, beta, phases.share(beta, live.view(-1, 1, 1)))
+    linalg.average_gram_(factor, X, 0, beta, phases.share(beta, live.view(-1, 1, 1)))
     expected = beta * before + (1 - beta if beta < 1 else 1.0) * (X @ X.mT)
     assert_close(factor[[0, 2]], expected[[0, 2]], 1e-11)
     assert torch.equal(factor[1], before[1])
