@@ -135,6 +135,7 @@ def test_on_a_change_of_basis_d_is_kept_permuted_or_mapped(solver, correction):
     assert_close(carried, expected, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["eigh", "power"])
 def test_bases_stay_orthogonal_over_thousands_of_changes_in_float32(solver):
     params = parameters([torch.zeros(16, 16)])
