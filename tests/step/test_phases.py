@@ -14,11 +14,7 @@ from cases import METHODS, assert_close, parameters
 from eshampoo import EShampoo, linalg, phases
 
 STEPS = 40
-
-
 SHAPE = (6, 5)
-
-
 BETAS = (0.9, 0.999)
 
 

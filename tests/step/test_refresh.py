@@ -19,8 +19,6 @@ from counting import count, flops, of_a_step
 from eshampoo import EShampoo, Shampoo, schedules
 
 ROTATED = ["EShampoo", "KLShampoo", "SOAP"]
-
-
 PLAIN = {"merge_dims": False, "lr": 1e-2, "betas": (0.9, 0.9)}
 
 
