@@ -77,7 +77,7 @@ def test_a_kept_basis_costs_no_matrix_product(method):
     plain, check = (of_a_step(count, method, c) for c in (False, True))
     assert check.products == plain.products > 0
     assert of_a_step(flops, method, False) == of_a_step(flops, method, True)
-    assert not {"_linalg_eigh", "linalg_qr"} & check.operations.keys()
+    assert check.times("_linalg_eigh") == check.times("linalg_qr") == 0
 
 
 # What a change of basis does ----------------------------------------------------------------------
