@@ -167,6 +167,7 @@ def ill_conditioned(optimizer_class, lr, **options):
     return loss.item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_on_an_ill_conditioned_problem_it_ends_below_adamw(method):
     options = {"frequency": 5, "merge_dims": False}
