@@ -29,8 +29,9 @@ lint: $(READY)  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-type: $(READY)  ## mypy, strict
+type: $(READY)  ## mypy, strict, and pyright
 	$(BIN)/mypy
+	$(BIN)/pyright
 
 bench: $(READY)  ## measure against peers and the matrix-product limit; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.run
