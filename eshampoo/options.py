@@ -22,6 +22,7 @@ Correction = Literal["naive", "bounded", "basis_aware", "optimal"]
 Vectors = Literal["adam", "full"]
 Matrices = Literal["kronecker", "adam"]
 Oversize = Literal["split", "identity"]
+Merge = bool | Literal["kernel"]
 NonFinite = Literal["skip", "raise", "propagate"]
 Variant = Literal["shampoo", "shampoo2"]
 Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
@@ -79,6 +80,9 @@ ANYTHING = Rule(lambda _: True, "")
 AT_LEAST_0 = Rule(lambda v: 0 <= number(v) < math.inf, "it must be at least 0")
 BELOW_1 = Rule(lambda v: 0 <= number(v) < 1, "it must lie in [0, 1)")
 SHARE = Rule(lambda v: 0 <= number(v) <= 1, "it must lie in [0, 1]")
+POSITIVE_OR_NONE = Rule(
+    lambda v: v is None or 0 < number(v) < math.inf, "it must be None or more than 0"
+)
 SHARE_OR_NONE = Rule(lambda v: v is None or SHARE.holds(v), SHARE.words)
 LR = Rule(_is_lr, "it must be at least 0, and a tensor must have one element")
 PAIR = Rule(lambda v: isinstance(v, tuple | list) and len(v) == 2, "it must be a pair (β1, β2)")
@@ -121,6 +125,8 @@ class Options:
         graft: the method whose norm the update takes: "adam", "rmsprop", "adagrad", "sgd" or None.
             Before the first basis it takes the step alone.
         graft_scope: norms of the whole "parameter" or of each "block".
+        rms: the root mean square that the update of every block with a basis is scaled to, or None;
+            not together with `graft`.
         eigenvalues: "stale", frozen with the basis, or "fresh", diag Λ̂ at every check.
         solver: "eigh"; "qr", Algorithm 4; "power", SOAP's single step; "partial", which
             diagonalises only the coordinates that carry the excess error.
@@ -137,8 +143,9 @@ class Options:
         matrices: parameters of two and more dimensions: "kronecker", or "adam".
         max_dim: larger dimensions are split into blocks.
         oversize: dimensions above max_dim: "split", or "identity" for no basis on that side.
-        merge_dims: merge neighbouring dimensions, from the last, while their product ≤ max_dim; a
-            parameter that merges into one mode gets full-matrix Adam.
+        merge_dims: True merges neighbouring dimensions, from the last, while their product ≤
+            max_dim; a parameter that merges into one mode gets full-matrix Adam. "kernel" joins
+            the kernel of a convolution to its inputs, and leaves matrices alone.
         nesterov: look one step ahead in the momentum, as in NAdam.
         maximize: ascend.
         process_group: share work and state over this group of `torch.distributed`.
@@ -159,6 +166,7 @@ class Options:
     trace_scaling: bool = keyword(False, SWITCH)
     graft: Graft | None = keyword(None, one_of(Graft, None))
     graft_scope: GraftScope = keyword("parameter", one_of(GraftScope))
+    rms: float | None = keyword(None, POSITIVE_OR_NONE)
     eigenvalues: Eigenvalues = keyword("stale", one_of(Eigenvalues))
     solver: Solver = keyword("eigh", one_of(Solver))
     slots: Slots = keyword("rank", one_of(Slots))
@@ -170,7 +178,7 @@ class Options:
     matrices: Matrices = keyword("kronecker", one_of(Matrices))
     max_dim: int = keyword(1024, COUNT)
     oversize: Oversize = keyword("split", one_of(Oversize))
-    merge_dims: bool = keyword(True, SWITCH)
+    merge_dims: Merge = keyword(True, one_of(Literal["kernel"], False, True))
     nesterov: bool = keyword(False, SWITCH)
     maximize: bool = keyword(False, SWITCH)
     process_group: "ProcessGroup | None" = keyword(None, ANYTHING)
@@ -196,9 +204,19 @@ class Options:
         beta1, beta2 = options.betas
         BELOW_1.check("betas[0]", beta1)
         SHARE.check("betas[1]", beta2)
+        if options.rms is not None and options.graft is not None:
+            raise ValueError(
+                f"rms={options.rms!r} and graft={options.graft!r} both set the size of an update; "
+                "leave one of them at None"
+            )
         beta_scale = beta2 if options.beta3 is None else options.beta3
         object.__setattr__(options, "beta_scale", beta_scale)
         return options
+
+    @property
+    def graft_moment(self) -> bool:
+        """Whether the grafting method keeps a second moment."""
+        return self.graft in ("adam", "rmsprop", "adagrad")
 
     @property
     def shapes(self) -> dict[str, Any]:
@@ -209,7 +227,7 @@ class Options:
             "merge_dims": self.merge_dims,
             "vectors": self.vectors,
             "matrices": self.matrices,
-            "graft with a second moment": self.graft in ("adam", "rmsprop", "adagrad"),
+            "graft with a second moment": self.graft_moment,
             "correction='optimal'": self.correction == "optimal",
         }
 
@@ -243,8 +261,6 @@ class EShampooOptions(Options):
 
     variant: Variant = field(default="shampoo", init=False)
     trace_scaling: bool = field(default=False, init=False)
-    graft: Graft | None = field(default=None, init=False)
-    graft_scope: GraftScope = field(default="parameter", init=False)
     eigenvalues: Eigenvalues = field(default="stale", init=False)
 
 
@@ -271,7 +287,7 @@ class SOAPOptions(EShampooOptions):
     solver: Solver = "power"
     max_dim: int = 10000
     oversize: Oversize = "identity"
-    merge_dims: bool = False
+    merge_dims: Merge = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +296,8 @@ class KLShampooOptions(EShampooOptions):
 
     tau: Tau = 0.0
     frequency: int = 10
+    graft: Graft | None = field(default=None, init=False)
+    graft_scope: GraftScope = field(default="parameter", init=False)
     slots: Slots = field(default="rank", init=False)
     beta3: float | None = field(default=None, init=False)
     correction: Correction = field(default="naive", init=False)
@@ -290,8 +308,10 @@ class FullMatrixAdamOptions(EShampooOptions):
     """Every parameter is one vector: there is nothing to merge or to split."""
 
     vectors: Vectors = "full"
+    graft: Graft | None = field(default=None, init=False)
+    graft_scope: GraftScope = field(default="parameter", init=False)
     oversize: Oversize = field(default="split", init=False)
-    merge_dims: bool = field(default=True, init=False)
+    merge_dims: Merge = field(default=True, init=False)
 
 
 def offered(options: type[Options]) -> list[str]:

@@ -168,7 +168,16 @@ KEYWORDS = {
     "matrices": choice("kronecker", "kronecker", "kronecker", "adam", bad="full", fixed="adam"),
     "max_dim": Keyword(tuple(range(2, 25)), ((0, "at least 1"),), fixed=2, methods=BLOCKED),
     "oversize": choice("split", "identity", bad="merge", fixed="identity", methods=BLOCKED),
-    "merge_dims": switch(fixed=False, methods=BLOCKED),
+    "merge_dims": Keyword(
+        (False, True, "kernel"), (("all", "False, True, 'kernel'"),), fixed=False, methods=BLOCKED
+    ),
+    "rms": Keyword(
+        (None, None, 0.4),
+        ((0.0, "more than 0"), (-0.4, "more than 0"), (NAN, "more than 0")),
+        wrong=("large",),
+        live={"rms": {"rms": 0.1}},
+        methods=("EShampoo", "SOAP", "KLShampoo", "FullMatrixAdam"),  # Shampoo has a graft
+    ),
     "nesterov": switch(live={"nesterov": {"nesterov": True}}),
     "maximize": switch(live={"maximize": {"maximize": True}}),
     "process_group": Keyword((None,)),

@@ -54,8 +54,15 @@ def transposed(matrices: list[Tensor | None]) -> list[Tensor | None]:
 # Blocks (design, section 5) -----------------------------------------------------------------------
 
 
-def merged_shape(shape: tuple[int, ...], max_dim: int, merge_dims: bool) -> tuple[int, ...]:
-    """Drop dimensions of size 1, then merge from the last backwards while the product ≤ max_dim."""
+def merged_shape(shape: tuple[int, ...], max_dim: int, merge_dims: bool | str) -> tuple[int, ...]:
+    """Drop dimensions of size 1, then merge from the last backwards while the product ≤ max_dim.
+
+    With "kernel", the third and later dimensions join the second.
+    """
+    if merge_dims == "kernel":
+        large = tuple(d for d in shape if d != 1)
+        fits = len(large) > 2 and math.prod(large[2:]) <= max_dim
+        return (large[0], math.prod(large[1:])) if fits else large
     modes: list[int] = []
     for d in reversed([d for d in shape if d != 1]):
         if merge_dims and modes and modes[0] * d <= max_dim:
@@ -84,6 +91,7 @@ class Block:
         self.Q = [torch.eye(d, dtype=torch.float64) if f else None for d, f in factors]
         self.root: list[Tensor | None] = [None for _ in sizes]  # Shampoo only
         self.A: Tensor | float = 0.0  # full-matrix Adam's statistic, correction="optimal" only
+        self.lent: Tensor | float = 0.0  # the second moment of the grafting method, beside D
         self.observed = False  # SOAP only: the first gradient has been seen
         self.checked = False  # Shampoo only: the first refresh has been reached
         # One (t, criterion, recomputed?) per check and mode.
@@ -202,7 +210,10 @@ class Oracle:
     matrices: str = "kronecker"
     max_dim: int = 1024
     oversize: str = "split"
-    merge_dims: bool = True
+    merge_dims: bool | str = True
+    rms: float | None = None
+    graft: str | None = None
+    graft_scope: str = "parameter"
     nesterov: bool = False
     maximize: bool = False
 
@@ -215,7 +226,8 @@ class Oracle:
 
     def modes(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         """The merged shape of a parameter; None for an elementwise one."""
-        kind = self.matrices if len(shape) >= 2 else self.vectors
+        large = [d for d in shape if d != 1]
+        kind = self.matrices if len(large) >= 2 else self.vectors
         return None if kind == "adam" else merged_shape(shape, self.max_dim, self.merge_dims)
 
     def cut(self, W: Tensor) -> list[Block]:
@@ -223,11 +235,24 @@ class Oracle:
         if modes is None:
             whole = tuple(slice(0, d) for d in W.shape)
             return [Block(tuple(W.shape), whole, [False] * W.ndim)]
-        if self.oversize == "identity":
-            whole = tuple(slice(0, d) for d in modes)
-            return [Block(modes, whole, [d <= self.max_dim for d in modes])]
-        pieces = itertools.product(*(cuts(d, self.max_dim) for d in modes))
-        return [Block(modes, slices, [True] * len(modes)) for slices in pieces]
+        based = [self.oversize == "split" or d <= self.max_dim for d in modes]
+        if len(modes) > 1:  # a side whose factor has over 16 times the entries of the block: none
+            rest = [math.prod(modes) // d for d in modes]
+            based = [
+                b and min(d, self.max_dim) <= 16 * r
+                for b, d, r in zip(based, modes, rest, strict=True)
+            ]
+        kernel = self.merge_dims == "kernel" and len([d for d in W.shape if d != 1]) > len(modes)
+        width = math.prod([d for d in W.shape if d != 1][2:]) if kernel else 1
+        # The joined side is cut between inputs, never inside a kernel.
+        grains = [width if i == 1 else 1 for i in range(len(modes))]
+        pieces = itertools.product(
+            *(
+                cuts(d, self.max_dim // grain * grain if b else d)
+                for d, b, grain in zip(modes, based, grains, strict=True)
+            )
+        )
+        return [Block(modes, slices, based) for slices in pieces]
 
     @torch.no_grad()
     def step(self, grads: list[Tensor | None]) -> None:
@@ -238,9 +263,46 @@ class Oracle:
                 self.update_(W, blocks, [block.of(G) for block in blocks])
 
     def update_(self, W: Tensor, blocks: list[Block], Gs: list[Tensor]) -> None:
-        for block, U in zip(blocks, self.directions(blocks, Gs), strict=True):
+        for block, U in zip(blocks, self.sized(blocks, Gs), strict=True):
             w = block.of(W)
             w -= self.lr * (U + self.weight_decay * w)
+
+    def sized(self, blocks: list[Block], Gs: list[Tensor]) -> list[Tensor]:
+        """The directions, with a root mean square or the norms of another method."""
+        Us = self.directions(blocks, Gs)
+        if blocks[0].elementwise:
+            return Us
+        if self.rms is not None:
+            return [self.with_rms(block, U) for block, U in zip(blocks, Us, strict=True)]
+        if self.graft is None or not self.scale_moves:  # Shampoo grafts by itself
+            return Us
+        grafts = [self.lent(block, G) for block, G in zip(blocks, Gs, strict=True)]
+        if self.graft_scope == "block":
+            return [self.grafted([U], [V])[0] for U, V in zip(Us, grafts, strict=True)]
+        return self.grafted(Us, grafts)
+
+    def with_rms(self, block: Block, U: Tensor) -> Tensor:
+        """U at this root mean square, once the block has a basis."""
+        norm = torch.linalg.norm(U).item()
+        if not (block.observed or block.checked or any(block.history)):
+            return U
+        return U * (self.rms * math.sqrt(U.numel()) / norm) if norm > 0 else 0 * U
+
+    def lent(self, block: Block, G: Tensor) -> Tensor:
+        """The update of the method that lends its norm; its moment is beside the block's own D."""
+        M = block.M / (1 - self.betas[0] ** (block.t + 1 if self.nesterov else block.t))
+        if self.graft == "sgd":
+            return M
+        beta = 1.0 if self.graft == "adagrad" else self.betas[1]
+        block.lent = average(block.lent, G**2, beta)
+        D = block.lent / bias(beta, block.t) if self.graft == "adam" else block.lent
+        return M / (D.sqrt() + self.eps)
+
+    def grafted(self, Us: list[Tensor], grafts: list[Tensor]) -> list[Tensor]:
+        """U ‖U_graft‖ / ‖U‖, norms over all the given blocks, Eq. (grafting)."""
+        norm = math.sqrt(sum((U**2).sum().item() for U in Us))
+        target = math.sqrt(sum((U**2).sum().item() for U in grafts))
+        return [U * (target / norm if norm > 0 else 0.0) for U in Us]
 
     def directions(self, blocks: list[Block], Gs: list[Tensor]) -> list[Tensor]:
         return [self.direction(block, G) for block, G in zip(blocks, Gs, strict=True)]
@@ -449,12 +511,6 @@ class Shampoo(Oracle):
         D = block.D / bias(beta2, block.t) if self.graft == "adam" else block.D
         return M / (D.sqrt() + self.eps)
 
-    def grafted(self, Us: list[Tensor], grafts: list[Tensor]) -> list[Tensor]:
-        """U ‖U_graft‖ / ‖U‖, norms over all the given blocks, Eq. (grafting)."""
-        norm = math.sqrt(sum((U**2).sum().item() for U in Us))
-        target = math.sqrt(sum((U**2).sum().item() for U in grafts))
-        return [U * (target / norm if norm > 0 else 0.0) for U in Us]
-
 
 @dataclass
 class SOAP(Oracle):
@@ -475,7 +531,7 @@ class SOAP(Oracle):
             for block, G in zip(blocks, Gs, strict=True):
                 self.first_basis_(block, G)
             return
-        for block, U in zip(blocks, self.directions(blocks, Gs), strict=True):
+        for block, U in zip(blocks, self.sized(blocks, Gs), strict=True):
             w = block.of(W)
             w -= self.lr * U
             w -= self.lr * self.weight_decay * w

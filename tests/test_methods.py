@@ -94,6 +94,16 @@ ESHAMPOO_OPTIONS = {
     "partial": {"solver": "partial", "tau": 0.2},
     "partial to a small rest": {"solver": "partial", "tau": 0.2, "refresh_to": 0.1},
     "partial at tau 0": {"solver": "partial", "tau": 0.0},
+    "a fixed size": {"rms": 0.4},
+    "a fixed size of blocks": {"rms": 0.3, "max_dim": 3},
+    "the size of Adam": {"graft": "adam"},
+    "the size of Adam per block": {"graft": "adam", "graft_scope": "block", "max_dim": 3},
+    "the size of Adam per parameter": {"graft": "adam", "max_dim": 3},
+    "the size of RMSProp": {"graft": "rmsprop"},
+    "the size of AdaGrad, ahead": {"graft": "adagrad", "nesterov": True},
+    "the size of the momentum": {"graft": "sgd"},
+    "kernels joined to inputs": {"merge_dims": "kernel"},
+    "kernels joined to some inputs": {"merge_dims": "kernel", "max_dim": 5},
     "matched slots": {"slots": "match"},
     "matched slots in qr": {"slots": "match", "solver": "qr", "tau": 0.1},
     "matched slots in partial": {"slots": "match", "solver": "partial", "tau": 0.1},
@@ -107,7 +117,7 @@ ESHAMPOO_OPTIONS = {
 
 @pytest.mark.parametrize("options", ESHAMPOO_OPTIONS.values(), ids=ESHAMPOO_OPTIONS)
 def test_every_option_of_eshampoo_follows_the_oracle(options):
-    shapes = [(6,), (), (5, 4), (3, 2, 3), (12,)]
+    shapes = [(6,), (), (5, 4), (3, 2, 3), (12,), (4, 3, 2, 2)]
     base = {"tau": 0.0, "frequency": 13, "merge_dims": False, "vectors": "full"}
     compare("EShampoo", shapes, 30, tolerance=1e-9, **{**base, **options})
 

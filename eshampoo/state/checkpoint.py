@@ -223,8 +223,8 @@ def fill_from_adam_(buckets: Sequence[Bucket], state: State) -> None:
         bucket.reset_()
     for bucket, p in _in_order(buckets, state):
         s, positions = bucket.state, bucket.positions.get(p, [])
-        for name, stack in (("exp_avg", s.exp_avg), ("exp_avg_sq", s.exp_avg_sq)):
-            assert stack is not None
+        moments = [("exp_avg_sq", D) for D in (s.exp_avg_sq, s.graft_sq) if D is not None]
+        for name, stack in [("exp_avg", s.exp_avg), *moments]:
             value = _here(state[p][name], p, bucket)
             for position in positions:
                 block = bucket.blocks[position]

@@ -16,19 +16,37 @@ Sides = tuple[list[list[int]], tuple[int, ...]]
 OPTIMAL_LIMIT = 4096
 
 
+# A side whose factor would have more than this many times the entries of its block gets no basis:
+# an 8 × 1024 matrix of LoRA would keep 128 of them. With a basis on its small side alone it needs
+# AdamW's memory and time.
+SKINNY = 16
+
 # -------------------------------------------------------------------- sides
 
 
 def every_side(shape: Sequence[int], o: Options) -> Sides:
-    """Every dimension above 1 is a mode with a basis, small neighbours are merged if asked."""
+    """Every dimension above 1 is a mode with a basis, but no skinny one; merged if asked."""
     if plain(shape, o):
         return no_side(shape, o)
-    large = [[dim] for dim, size in enumerate(shape) if size != 1]
-    joined = merge(shape, o.max_dim) if o.merge_dims else large
+    large = [dim for dim, size in enumerate(shape) if size != 1]
+    joined = [[dim] for dim in large]
+    if o.merge_dims == "kernel":
+        joined = [large[:1], large[1:]] if _fits(shape, large[2:], o.max_dim) else joined
+    elif o.merge_dims:
+        joined = merge(shape, o.max_dim)
+    sizes = [prod(shape[dim] for dim in dims) for dims in joined]
     modes = tuple(range(len(joined)))
     if o.oversize == "identity":
-        modes = tuple(i for i in modes if prod(shape[dim] for dim in joined[i]) <= o.max_dim)
+        modes = tuple(i for i in modes if sizes[i] <= o.max_dim)
+    if len(joined) > 1:
+        rest = [prod(shape) // size for size in sizes]
+        modes = tuple(i for i in modes if min(sizes[i], o.max_dim) <= SKINNY * rest[i])
     return joined, modes
+
+
+def _fits(shape: Sequence[int], kernel: Sequence[int], max_dim: int) -> bool:
+    """Whether there are kernel dimensions, and small enough to be joined to some inputs."""
+    return len(kernel) > 0 and prod(shape[dim] for dim in kernel) <= max_dim
 
 
 def one_side(shape: Sequence[int], o: Options) -> Sides:
@@ -52,8 +70,8 @@ def no_side(shape: Sequence[int], o: Options) -> Sides:
 
 def plain(shape: Sequence[int], o: Options) -> bool:
     """Whether a parameter of this shape has no basis at all."""
-    rule = o.vectors if len(shape) == 1 else o.matrices
-    return all(size == 1 for size in shape) or rule == "adam"
+    large = sum(size != 1 for size in shape)
+    return large == 0 or (o.vectors if large == 1 else o.matrices) == "adam"
 
 
 # -------------------------------------------------------------------- cutting
@@ -66,11 +84,9 @@ def cut(p: Tensor, sides: Sides, o: Options, names: Mapping[Tensor, str]) -> lis
         held = local(p)  # it may be empty, but a checkpoint wants an entry on every rank
         return [Block(p, 0, 1, _whole(held.shape), (padded(held.numel()),))]
     pieces = [[span] for span in _whole(p.shape)]
-    if o.oversize == "split":
-        # What was merged is not larger than max_dim, so only dimensions that stand alone are split.
-        for dims in joined:
-            if len(dims) == 1:
-                pieces[dims[0]] = split(p.shape[dims[0]], o.max_dim)
+    for i in modes:  # sides without a basis stay whole
+        first, *rest = joined[i]
+        pieces[first] = split(p.shape[first], o.max_dim // prod(p.shape[dim] for dim in rest))
     boxes = list(product(*pieces))
     shapes = [tuple(prod(extent(box)[dim] for dim in dims) for dims in joined) for box in boxes]
     for shape in shapes:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..math.linalg import Matrices, diagonal, off_diagonal
+from ..math.linalg import Matrices, diagonal, off_diagonal, rotate_
 
 # Where a state lives: M̃ and the factors already rotated, or as they are, with cached roots.
 Home = Literal["eigenbasis", "parameters"]
@@ -36,6 +36,7 @@ class State:
     bases: dict[int, Tensor]  # [N, d_i, d_i]: Q_i
     roots: dict[int, Tensor]  # [N, d_i, d_i]: L_i^{-p}, where M is not rotated
     full: Tensor | None  # [N, ∏d, ∏d]: QᵀAQ, for correction="optimal"
+    graft_sq: Tensor | None  # [N, d_1, …, d_k]: the second moment of the grafting method, beside D
 
     @classmethod
     def zeros(
@@ -67,6 +68,7 @@ class State:
             bases=eyes(),
             roots=eyes() if home == "parameters" else {},
             full=like.new_zeros(count, prod(shape), prod(shape)) if full else None,
+            graft_sq=like.new_zeros(count, *shape) if "graft_sq" in keeps else None,
         )
 
     # ---------------------------------------------------------------- home
@@ -97,6 +99,17 @@ class State:
         """The stacks of blocks that turn with a basis."""
         return [self.exp_avg] if self.home == "eigenbasis" else []
 
+    @property
+    def lent(self) -> Tensor | None:
+        """The second moment of the grafting method, in parameter space."""
+        return self.graft_sq if self.home == "eigenbasis" else self.exp_avg_sq
+
+    def momentum(self) -> Tensor:
+        """M in parameter space."""
+        if self.home == "parameters":
+            return self.exp_avg
+        return rotate_(self.exp_avg.clone(), *self.outward)
+
     # ---------------------------------------------------------------- views
 
     @cached_property
@@ -124,6 +137,8 @@ class State:
             named |= {f"{name}_{mode}": stack for mode, stack in stacks.items()}
         if self.full is not None:
             named["full_matrix"] = self.full
+        if self.graft_sq is not None:
+            named["graft_avg_sq"] = self.graft_sq
         return named
 
     def narrow(self, start: int, stop: int) -> "State":

@@ -41,7 +41,7 @@ def whitened_gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tupl
 
 def moment_of_graft(o: Options) -> tuple[str, ...]:
     """The second moment of the method that lends the norm, if that method has one."""
-    return ("exp_avg_sq",) if o.graft in ("adam", "rmsprop", "adagrad") else ()
+    return ("exp_avg_sq",) if o.graft_moment else ()
 
 
 def nothing(o: Options) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
-"""Learning-rate grafting: the direction of one method with the norm of another (Eq. grafting).
+"""The size of an update apart from its direction.
 
-Norms are taken per block, or per parameter: then they are summed over the blocks of a parameter,
-wherever those are, before any of them can move.
+Learning-rate grafting gives it the norm of another method's update (Eq. grafting), `rms` a fixed
+root mean square. Grafting takes norms per block, or per parameter: then they are summed over the
+blocks of a parameter, wherever those are, before any of them can move.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,29 +26,50 @@ def compare_(
 ) -> tuple[Tensor, Tensor]:
     """The update, and the squared norms [2, N] of the grafting method's update and of itself.
 
-    Without a basis yet, the grafting method takes the step alone.
+    Without inverse roots yet, the grafting method takes the step alone.
     """
-    graft = direction_(part.state, G, c, task.options)
-    counters = task.bucket.counters
-    checked = [counters.checked(position) for position in range(part.start, part.stop)]
-    if not any(checked):
-        U = graft
-    elif not all(checked):
-        U = torch.where(per_block(torch.tensor(checked, device=U.device), U), U, graft)
+    graft = direction(part.state, G, c, task.options)
+    if part.state.roots:
+        U = where_based(task, part, U, graft)
     return U, torch.stack([squared_norms(graft), squared_norms(U)])
 
 
-def direction_(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:
-    """The update of the grafting method, from the same momentum as Shampoo's own."""
-    M, bias1 = look_ahead(s.exp_avg, G, o), per_block(c.bias1, G)
-    if s.exp_avg_sq is None:
+def where_based(task: Task, part: Part, U: Tensor, other: Tensor) -> Tensor:
+    """U for the blocks of a part that have a basis, and `other` for those that wait for it."""
+    checked = task.bucket.counters.checked
+    based = [checked(position) for position in range(part.start, part.stop)]
+    if all(based) or not any(based):  # nothing is copied to the device
+        return U if all(based) else other
+    return torch.where(per_block(torch.tensor(based, device=U.device), U), U, other)
+
+
+def see_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
+    """The second moment of the grafting method sees G, before G is turned."""
+    moment = s.lent
+    if moment is not None:
+        beta = 1.0 if o.graft == "adagrad" else o.betas[1]
+        average_(moment, G.square(), beta, per_block(share(beta, c.moving), G))
+
+
+def direction(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:
+    """The update of the grafting method, from the same momentum as the method's own."""
+    M, bias1 = s.momentum(), per_block(c.bias1, s.exp_avg)
+    if s.home == "parameters":
+        M = look_ahead(M, G, o)
+    if s.lent is None:
         return M / bias1
-    beta = 1.0 if o.graft == "adagrad" else o.betas[1]
-    average_(s.exp_avg_sq, G.square(), beta, per_block(share(beta, c.moving), G))
     t = s.step.clamp_min(1.0)
     correction = bias(o.betas[1], t) if o.graft == "adam" else torch.ones_like(t)
-    D = s.exp_avg_sq / per_block(correction, s.exp_avg_sq)
+    D = s.lent / per_block(correction, s.lent)
     return M / (bias1 * (D.sqrt() + o.eps))
+
+
+def fix_rms_(task: Task, part: Part, U: Tensor, rms: float) -> None:
+    """U ← U · rms / RMS(U) per block with a basis; an update of zero stays zero."""
+    norms = torch.linalg.vector_norm(U.flatten(1), dim=1)
+    ratio = rms * math.sqrt(U[0].numel()) / norms
+    ratio = torch.where(norms > 0, ratio, torch.zeros_like(norms))
+    U.mul_(per_block(where_based(task, part, ratio, torch.ones_like(ratio)), U))
 
 
 def squared_norms(U: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ def settle_(s: State, live: Tensor) -> None:
 
     What stays needs 150 further steps to become denormal at β1 = 0.9, more than `SETTLE_EVERY`.
     """
-    for X in (s.exp_avg, s.exp_avg_sq, s.full, *s.factors.values()):
+    for X in (s.exp_avg, s.exp_avg_sq, s.full, s.graft_sq, *s.factors.values()):
         if X is not None:
             least = per_block(live, X) * (2**24 * torch.finfo(X.dtype).tiny)
             X.masked_fill_(X.abs() < least, 0.0)
@@ -198,7 +198,8 @@ def gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tuple[Tensor,
 
 def second_moment(o: Options) -> tuple[str, ...]:
     """D, an average of G̃^{⊙2}, or the full matrix that D is the diagonal of (Alg. 1)."""
-    return ("full_matrix",) if o.correction == "optimal" else ("exp_avg_sq",)
+    own = "full_matrix" if o.correction == "optimal" else "exp_avg_sq"
+    return (own, "graft_sq") if o.graft_moment else (own,)
 
 
 def one_moment(o: Options) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..state.blocks import Part
 from ..state.bucket import Batch, Bucket
-from .grafting import compare_, rescale_, sum_over_parameters_
+from .grafting import compare_, fix_rms_, rescale_, see_, sum_over_parameters_
 from .nonfinite import admit_, believe_
 from .phases import SETTLE_EVERY, Coefficients, coefficients, direction_, observe_, settle_
 from .refresh import refresh_
@@ -79,9 +79,11 @@ def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
     c = coefficients(batch.step, live, o, method.moves, method.epsilon, averaged)
     each = zip(here, grads, c.split([len(G) for G in grads]), strict=True)
     admitted = [(task, part, G, its_c) for (task, part), G, its_c in each]
-    for task, part, _, its_c in admitted:
+    for task, part, G, its_c in admitted:
         if task.clock[part.start] % SETTLE_EVERY == 0:
             settle_(part.state, its_c.live)
+        if task.graft is not None:
+            see_(part.state, G, its_c, o)
     return admitted
 
 
@@ -107,6 +109,8 @@ def update_(work: Work, compared: list[Compared]) -> None:
             compared.append(((task, part, U, c), norms))
             return
         rescale_(U, norms)
+    elif task.options.rms is not None and not task.bucket.elementwise:
+        fix_rms_(task, part, U, task.options.rms)
     deliver_(task, part, U, c)
 
 

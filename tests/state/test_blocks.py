@@ -10,7 +10,7 @@ from eshampoo import EShampoo
 def test_the_blocks_of_a_parameter_are_parameters_of_their_own():
     tensors, grads = problem([(7, 5)], 12)
     cuts = [(slice(a, a + 3), slice(b, b + 3)) for a in (0, 3, 6) for b in (0, 3)]
-    options = {"frequency": 4, "tau": 0.0, "max_dim": 3, "merge_dims": False}
+    options = {"frequency": 4, "tau": 0.0, "max_dim": 3, "merge_dims": False, "vectors": "full"}
     whole, pieces = parameters(tensors), parameters([tensors[0][cut] for cut in cuts])
     run(EShampoo(whole, **options), whole, grads)
     run(EShampoo(pieces, **options), pieces, [[G[cut] for cut in cuts] for (G,) in grads])

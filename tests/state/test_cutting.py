@@ -1,0 +1,66 @@
+"""Which sides of a parameter have a basis, and how it is cut."""
+
+import pytest
+import torch
+from cases import compare, parameters
+
+from eshampoo import EShampoo
+from eshampoo.options import EShampooOptions
+from eshampoo.state.cutting import SKINNY, every_side
+
+
+def sides(shape, **options):
+    """Shape of the blocks and modes with a basis."""
+    joined, modes = every_side(shape, EShampooOptions.of(options))
+    return [[shape[dim] for dim in dims] for dims in joined], modes
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "expected"),
+    [
+        ((6, 4), {}, ([[6], [4]], (0, 1))),
+        ((6, 4), {"merge_dims": True, "max_dim": 24}, ([[6, 4]], (0,))),
+        ((8, 4, 3, 3), {}, ([[8], [4], [3], [3]], (0, 1, 2, 3))),
+        ((8, 4, 3, 3), {"merge_dims": "kernel"}, ([[8], [4, 3, 3]], (0, 1))),
+        ((8, 4), {"merge_dims": "kernel"}, ([[8], [4]], (0, 1))),
+        (
+            (8, 4, 9, 9),
+            {"merge_dims": "kernel", "max_dim": 64},
+            ([[8], [4], [9], [9]], (0, 1, 2, 3)),
+        ),
+        ((64, 1, 3, 3), {"merge_dims": "kernel"}, ([[64], [3], [3]], (0, 1, 2))),
+        ((1, 8, 1, 1), {"vectors": "full"}, ([[8]], (0,))),
+    ],
+)
+def test_the_sides_of_a_parameter(shape, options, expected):
+    assert sides(shape, **{"merge_dims": False, **options}) == expected
+
+
+def test_a_parameter_with_one_dimension_above_one_is_a_vector():
+    params = parameters([torch.ones(1, 8, 1, 1), torch.ones(8, 1), torch.ones(8)])
+    optimizer = EShampoo(params, merge_dims=False)
+    assert all("basis_0" not in optimizer.state[p] for p in params)
+    optimizer = EShampoo(params, merge_dims=False, vectors="full", matrices="adam")
+    assert all("basis_0" in optimizer.state[p] for p in params)
+
+
+def test_a_skinny_matrix_has_a_basis_on_its_small_side_alone():
+    wide = SKINNY * 4
+    assert sides((4, wide), merge_dims=False)[1] == (0, 1)
+    assert sides((4, wide + 1), merge_dims=False)[1] == (0,)
+    assert sides((wide + 1, 4), merge_dims=False)[1] == (1,)
+    # LoRA: what would be cut at max_dim stays whole where it has no basis.
+    (p,) = parameters([torch.ones(8, 4096)])
+    state = EShampoo([p], merge_dims=False).state[p]
+    assert {name: tuple(state[name].shape) for name in ("exp_avg", "factor_0")} == {
+        "exp_avg": (1, 8, 4096),
+        "factor_0": (1, 8, 8),
+    }
+    tensors = [v for name, v in state.items() if not name.startswith(("basis_c", "basis_w"))]
+    assert sum(v.numel() * v.element_size() for v in tensors) / p.numel() < 8.1
+
+
+@pytest.mark.parametrize("frequency", [1, 5])
+def test_skinny_matrices_follow_the_oracle(frequency):
+    shapes = [(2, 40), (40, 2)]
+    compare("EShampoo", shapes, 12, frequency=frequency, tau=0.0, merge_dims=False)
