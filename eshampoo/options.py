@@ -79,6 +79,7 @@ def _is_lr(value: object) -> bool:
 
 ANYTHING = Rule(lambda _: True, "")
 AT_LEAST_0 = Rule(lambda v: 0 <= number(v) < math.inf, "it must be at least 0")
+AT_LEAST_0_OR_NONE = Rule(lambda v: v is None or AT_LEAST_0.holds(v), AT_LEAST_0.words)
 BELOW_1 = Rule(lambda v: 0 <= number(v) < 1, "it must lie in [0, 1)")
 SHARE = Rule(lambda v: 0 <= number(v) <= 1, "it must lie in [0, 1]")
 SHARE_OR_NONE = Rule(lambda v: v is None or SHARE.holds(v), SHARE.words)
@@ -124,6 +125,9 @@ class Options:
         frequency: F; the criterion is evaluated every F steps. "auto": whenever at least the share
             `novelty` of a factor's average is new since the last check; the first at step 1.
         novelty: ν in (0, 1]; that share, with frequency="auto".
+        budget: the most that the bases of a factor may cost, as a share of the arithmetic of its
+            plain steps; the first three are free, and a basis that is due without credit waits for
+            another check (`basis_report()` says how often). None: no limit.
         variant: "shampoo", or "shampoo2" with L^{-1/2} per factor.
         trace_scaling: divide by S = Tr L = Tr R, shared out as Tr^{-(k-1)/k} per factor.
         graft: the method whose norm the update takes: "adam", "rmsprop", "adagrad", "sgd" or None.
@@ -164,6 +168,7 @@ class Options:
     tau: Tau = keyword(0.1, TAU)
     frequency: Frequency = keyword(50, FREQUENCY)
     novelty: float = keyword(0.1, ABOVE_0)
+    budget: float | None = keyword(None, AT_LEAST_0_OR_NONE)
     variant: Variant = keyword("shampoo", one_of(Variant))
     trace_scaling: bool = keyword(False, SWITCH)
     graft: Graft | None = keyword(None, one_of(Graft, None))

@@ -29,6 +29,8 @@ class FactorReport(NamedTuple):
     """How often the criterion was evaluated."""
     computations: int
     """How often the basis was computed."""
+    waited: int
+    """At how many checks a basis was due that the budget did not allow."""
     criterion: float
     """The value at the last check."""
     work: float
@@ -50,7 +52,7 @@ def factor_reports(
         p = block.parameter
         if bucket.elementwise and skipped[position] > 0:
             count, shape = int(skipped[position]), tuple(p.shape)
-            yield p, FactorReport(names.get(p), shape, 0, -1, 0, 0, 0, 0.0, 0.0, 0, count, ())
+            yield p, FactorReport(names.get(p), shape, 0, -1, 0, 0, 0, 0, 0.0, 0.0, 0, count, ())
         for k, mode in enumerate(bucket.modes):
             entry = position * len(bucket.modes) + k
             yield (
@@ -63,6 +65,7 @@ def factor_reports(
                     size=bucket.shape[mode],
                     checks=counters.checks[entry],
                     computations=counters.computations[entry],
+                    waited=counters.waited[entry],
                     criterion=counters.criterion[entry],
                     work=counters.work[entry],
                     failures=counters.failures[entry],
