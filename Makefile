@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint type bench figures fuzz chaos clean
+.PHONY: help demo check test lint type bench figures fuzz chaos clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -19,15 +19,19 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## compare optimizers on embedded data: table and report.html, a few minutes
 	$(BIN)/eshampoo compare digits-vit --optimizers adamw,shampoo,soap,eshampoo --seeds 3 --out runs/demo
 
-test: $(READY) lint type  ## everything that must hold: lint, types, tests
+check: $(READY) lint type  ## for the inner loop, 90 seconds: lint, types, every test that is not slow
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test: $(READY) lint type  ## everything that must hold, under ten minutes: lint, types, all tests
 	$(BIN)/python -m pytest -n 2
 
 lint: $(READY)  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-type: $(READY)  ## mypy, strict
+type: $(READY)  ## mypy, strict, and pyright
 	$(BIN)/mypy
+	$(BIN)/pyright
 
 bench: $(READY)  ## measure against peers and the matrix-product limit; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.run

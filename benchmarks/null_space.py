@@ -83,7 +83,7 @@ def rule(kind: str, kappa: float) -> Iterator[list[float]]:
     """
     largest: list[float] = []
 
-    def divide_(s: Any, G: Tensor, _coefficients: object, o: Settings, _p: float) -> Tensor:  # noqa: ANN401
+    def divide_(s: Any, G: Tensor, _c: object, o: Any, _p: float) -> Tensor:  # noqa: ANN401
         U, root = adam(s, G, o)
         U = bounded(U, root, s, o, kind, kappa)
         largest.append(U.abs().max().item())

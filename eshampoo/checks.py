@@ -104,5 +104,5 @@ class WhenNew:
             digits *= 2
 
 
+# Steps that were once found are kept, for some pairs (β, ν): both may change at any step.
 when_new = lru_cache(maxsize=64)(WhenNew)
-"""Steps that were once found are kept, for some pairs (β, ν): both may change at any step."""

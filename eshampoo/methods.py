@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .options import Options
 from .state import cutting
-from .state.state import Home, State
+from .state.state import Home
 from .step import eigenvalues, phases
-from .step.phases import Coefficients
+from .step.phases import Divide, Statistic
 
 
 @dataclass(frozen=True)
@@ -26,32 +26,28 @@ class Method:
     """One row of the table below."""
 
     name: str
+    # Which dimensions of a parameter have a basis.
     sides: Callable[[Sequence[int], Options], cutting.Sides] = cutting.every_side
-    """Which dimensions of a parameter have a basis."""
-    statistic: Callable[[State, Tensor, Coefficients, Options], list[tuple[Tensor, Tensor]]] = (
-        phases.gram
-    )
-    """What a factor averages."""
+    # What a factor averages.
+    statistic: Statistic = phases.gram
+    # What the scale D keeps beside the factors.
     keeps: Callable[[Options], tuple[str, ...]] = phases.second_moment
-    """What the scale D keeps beside the factors."""
-    divide_: Callable[[State, Tensor, Coefficients, Options, float], Tensor] = (
-        phases.eigenvalue_corrected_
-    )
-    """How the scale divides the momentum: D^{-p} ⊙ M̃."""
+    # How the scale divides the momentum: D^{-p} ⊙ M̃.
+    divide_: Divide = phases.eigenvalue_corrected_
+    # p; Shampoo shares it out over the k factors of a block.
     exponent: float = 0.5
-    """p; Shampoo shares it out over the k factors of a block."""
+    # Where momentum and factors live.
     home: Home = "eigenbasis"
-    """Where momentum and factors live."""
+    # t before the first gradient; with -1 that one is not counted.
     start: int = 0
-    """t before the first gradient; with -1 that one is not counted."""
+    # Which gradients move their block: all, or all but the first.
     moves: Callable[[Tensor, Tensor], Tensor] = phases.always
-    """Which gradients move their block: all, or all but the first."""
+    # Whether a basis changes before or after the update of the same step.
     refreshes: Literal["before", "after"] = "before"
-    """Whether a basis changes before or after the update of the same step."""
+    # Where ε stands.
     epsilon: Callable[[Tensor, Tensor], Tensor] = phases.beside_corrected
-    """Where ε stands."""
+    # Whether the weights decay with the update, W − α(U + λW), or after it, (1 − αλ)(W − αU).
     decay: Literal["with", "after"] = "with"
-    """Whether the weights decay with the update, W − α(U + λW), or after it, (1 − αλ)(W − αU)."""
 
     def without_basis(self) -> "Method":
         """The row for parameters without a basis: Adam."""
@@ -68,10 +64,7 @@ class Method:
 ESHAMPOO = Method("EShampoo")
 FULL_MATRIX_ADAM = Method("FullMatrixAdam", sides=cutting.one_side)
 SHAMPOO = Method(
-    "Shampoo",
-    keeps=eigenvalues.moment_of_graft,
-    divide_=eigenvalues.momentum_,
-    home="parameters",
+    "Shampoo", keeps=eigenvalues.moment_of_graft, divide_=eigenvalues.momentum_, home="parameters"
 )
 KL_SHAMPOO = Method(
     "KLShampoo",

@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, final
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar, final
 
 from torch.optim.optimizer import ParamsT
 
@@ -20,28 +21,31 @@ from .options import (
 )
 
 P = ParamSpec("P")
+S = TypeVar("S", bound=EigenbasisOptimizer)
+Plain = Callable[[S, ParamsT, Options], None]
+Constructor = Callable[Concatenate[S, ParamsT, P], None]
 
 
-def takes(options: Callable[P, Options]) -> Callable[Concatenate[Any, ParamsT, P], None]:
-    """A constructor with the keywords and defaults of a class of options."""
+def takes(options: Callable[P, Options]) -> Callable[[Plain[S]], Constructor[S, P]]:
+    """Give a constructor the keywords and defaults of a class of options."""
     assert isinstance(options, type)
     own = offered(options)
 
-    def construct(
-        self: EigenbasisOptimizer, params: ParamsT, *args: P.args, **kwargs: P.kwargs
-    ) -> None:
-        for key in kwargs.keys() - own:
-            hint = misspelt(options, key) or f"it takes {', '.join(own)}"
-            raise TypeError(f"{type(self).__name__} has no keyword {key!r}: {hint}")
-        EigenbasisOptimizer.__init__(self, params, options(*args, **kwargs))
+    def decorate(plain: Plain[S]) -> Constructor[S, P]:
+        @wraps(plain)
+        def construct(self: S, params: ParamsT, *args: P.args, **kwargs: P.kwargs) -> None:
+            for key in kwargs.keys() - own:
+                hint = misspelt(options, key) or f"it takes {', '.join(own)}"
+                raise TypeError(f"{type(self).__name__} has no keyword {key!r}: {hint}")
+            plain(self, params, options(*args, **kwargs))
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    first = [inspect.Parameter("self", kind), inspect.Parameter("params", kind, annotation=ParamsT)]
-    keywords = inspect.signature(options)
-    signature = keywords.replace(parameters=[*first, *keywords.parameters.values()])
-    construct.__signature__ = signature  # type: ignore[attr-defined]
-    construct.__name__ = construct.__qualname__ = "__init__"
-    return construct  # type: ignore[return-value]  # `params` may be given by name, too
+        first = list(inspect.signature(plain).parameters.values())[:2]  # self and params
+        keywords = inspect.signature(options)
+        signature = keywords.replace(parameters=[*first, *keywords.parameters.values()])
+        construct.__signature__ = signature  # type: ignore[attr-defined]
+        return construct  # type: ignore[return-value]  # `params` may be given by name, too
+
+    return decorate
 
 
 @final
@@ -55,7 +59,10 @@ class EShampoo(EigenbasisOptimizer):
     """
 
     method, options = methods.ESHAMPOO, EShampooOptions
-    __init__ = takes(EShampooOptions)
+
+    @takes(EShampooOptions)
+    def __init__(self, params: ParamsT, options: Options) -> None:
+        super().__init__(params, options)
 
 
 @final
@@ -69,7 +76,10 @@ class Shampoo(EigenbasisOptimizer):
     """
 
     method, options = methods.SHAMPOO, ShampooOptions
-    __init__ = takes(ShampooOptions)
+
+    @takes(ShampooOptions)
+    def __init__(self, params: ParamsT, options: Options) -> None:
+        super().__init__(params, options)
 
 
 @final
@@ -83,7 +93,10 @@ class SOAP(EigenbasisOptimizer):
     """
 
     method, options = methods.SOAP, SOAPOptions
-    __init__ = takes(SOAPOptions)
+
+    @takes(SOAPOptions)
+    def __init__(self, params: ParamsT, options: Options) -> None:
+        super().__init__(params, options)
 
 
 @final
@@ -97,7 +110,10 @@ class KLShampoo(EigenbasisOptimizer):
     """
 
     method, options = methods.KL_SHAMPOO, KLShampooOptions
-    __init__ = takes(KLShampooOptions)
+
+    @takes(KLShampooOptions)
+    def __init__(self, params: ParamsT, options: Options) -> None:
+        super().__init__(params, options)
 
 
 @final
@@ -111,7 +127,10 @@ class FullMatrixAdam(EigenbasisOptimizer):
     """
 
     method, options = methods.FULL_MATRIX_ADAM, FullMatrixAdamOptions
-    __init__ = takes(FullMatrixAdamOptions)
+
+    @takes(FullMatrixAdamOptions)
+    def __init__(self, params: ParamsT, options: Options) -> None:
+        super().__init__(params, options)
 
 
 CLASSES = (EShampoo, Shampoo, SOAP, KLShampoo, FullMatrixAdam)

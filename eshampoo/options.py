@@ -32,15 +32,15 @@ Frequency = int | Literal["auto"]
 Tau = float | Callable[[int], float]
 T = TypeVar("T")
 
+# What a group of `torch.optim.AdamW` has in common with one of ours.
 ADAM_KEYS = ("lr", "betas", "eps", "weight_decay", "maximize")
-"""What a group of `torch.optim.AdamW` has in common with one of ours."""
 
+# Group keys that torch, its schedulers and known frameworks write; no step reads them.
 FOREIGN_KEYS = {
     "params", "param_names", "method", "initial_lr", "kind", "name", "foreach", "fused",
     "capturable", "differentiable", "amsgrad", "decoupled_weight_decay", "lr_scale", "swa_lr",
     "max_lr", "min_lr", "base_momentum", "max_momentum",
 }  # fmt: skip
-"""Group keys that torch, its schedulers and known frameworks write; no step reads them."""
 
 
 # -------------------------------------------------------------------- rules
@@ -191,10 +191,10 @@ class Options:
     nonfinite: NonFinite = keyword("skip", one_of(NonFinite))
     max_failures: int = keyword(3, COUNT)
     record: bool = keyword(False, SWITCH)
+    # β3, or β2 if β3 is None; known to the options of a step.
     beta_scale: float = field(default=math.nan, init=False)
-    """β3, or β2 if β3 is None; known to the options of a step."""
+    # Whether the criterion is evaluated at step t; known to the options of a step.
     checks_at: Every | WhenNew = field(default=Every(50), init=False)
-    """Whether the criterion is evaluated at step t; known to the options of a step."""
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "Options":

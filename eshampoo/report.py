@@ -9,38 +9,40 @@ from .state.bucket import Bucket
 
 
 class FactorReport(NamedTuple):
-    """How one factor of one block of one parameter fared."""
-
-    name: str | None
-    """The parameter's name, if the optimizer was given `model.named_parameters()`."""
-    shape: tuple[int, ...]
-    """The parameter's shape."""
-    block: int
-    """Which block of the parameter."""
-    mode: int
-    """Which factor: 0 is L, 1 is R for a matrix; the only one, A, for a vector.
+    """How one factor of one block of one parameter fared.
 
     A parameter under plain Adam has no factor. If gradients of it were skipped, it has one row with
     mode -1 and size 0, which says how many.
+
+    Attributes:
+        name: the parameter's name, if the optimizer was given `model.named_parameters()`.
+        shape: the parameter's shape.
+        block: which block of the parameter.
+        mode: which factor: 0 is L, 1 is R for a matrix; the only one, A, for a vector.
+        size: the factor is size × size.
+        checks: how often the criterion was evaluated.
+        computations: how often the basis was computed.
+        waited: at how many checks a basis was due that the budget did not allow.
+        criterion: the value at the last check.
+        work: sum of |S|³ over the computations: |S| is the size of what was diagonalised.
+        failures: how many of the last computations failed in a row.
+        skipped: how many gradients of this block were not finite and left out.
+        history: (step, criterion, computed?) of the last checks, with record=True.
     """
+
+    name: str | None
+    shape: tuple[int, ...]
+    block: int
+    mode: int
     size: int
-    """The factor is size × size."""
     checks: int
-    """How often the criterion was evaluated."""
     computations: int
-    """How often the basis was computed."""
     waited: int
-    """At how many checks a basis was due that the budget did not allow."""
     criterion: float
-    """The value at the last check."""
     work: float
-    """Sum of |S|³ over the computations: |S| is the size of what was diagonalised."""
     failures: int
-    """How many of the last computations failed in a row."""
     skipped: int
-    """How many gradients of this block were not finite and left out."""
     history: tuple[tuple[int, float, bool], ...]
-    """(step, criterion, computed?) of the last checks, with record=True."""
 
 
 def factor_reports(
@@ -58,18 +60,18 @@ def factor_reports(
             yield (
                 p,
                 FactorReport(
-                    name=names.get(p),
-                    shape=tuple(p.shape),
-                    block=block.number,
-                    mode=mode,
-                    size=bucket.shape[mode],
-                    checks=counters.checks[entry],
-                    computations=counters.computations[entry],
-                    waited=counters.waited[entry],
-                    criterion=counters.criterion[entry],
-                    work=counters.work[entry],
-                    failures=counters.failures[entry],
-                    skipped=int(skipped[position]),
-                    history=tuple(counters.history.get(entry, ())),
+                    names.get(p),
+                    tuple(p.shape),
+                    block.number,
+                    mode,
+                    bucket.shape[mode],
+                    counters.checks[entry],
+                    counters.computations[entry],
+                    counters.waited[entry],
+                    counters.criterion[entry],
+                    counters.work[entry],
+                    counters.failures[entry],
+                    int(skipped[position]),
+                    tuple(counters.history.get(entry, ())),
                 ),
             )

@@ -12,16 +12,10 @@ import oracles
 import torch
 from torch import nn
 
-import eshampoo
 from eshampoo import schedules
+from eshampoo.optimizers import CLASSES
 
-METHODS = {
-    "EShampoo": eshampoo.EShampoo,
-    "Shampoo": eshampoo.Shampoo,
-    "SOAP": eshampoo.SOAP,
-    "KLShampoo": eshampoo.KLShampoo,
-    "FullMatrixAdam": eshampoo.FullMatrixAdam,
-}
+METHODS = {cls.__name__: cls for cls in CLASSES}
 
 # Orders 0 to 4 with dimensions of 1; every factor has full rank after 24 gradients at the latest.
 SHAPES = [(), (1,), (6,), (4, 3), (3, 7), (1, 5), (5, 1, 3), (2, 3, 4), (3, 2, 2, 2)]
@@ -144,7 +138,13 @@ KEYWORDS = {
             "partial": {"solver": "partial", "tau": 0.3},
         },
     ),
-    "slots": choice("rank", "match", bad="first", live={"slots": {"slots": "match"}}),
+    "slots": choice(
+        "rank",
+        "match",
+        bad="first",
+        live={"slots": {"slots": "match"}},
+        methods=(*CORRECTED, "SOAP"),
+    ),
     "refresh_to": Keyword((0.2, 1.0), ((1.5, "[0, 1]"), (-0.5, "[0, 1]")), wrong=(None,)),
     "qr_iterations": Keyword(tuple(range(1, 7)), ((0, "at least 1"),)),
     "beta3": Keyword(

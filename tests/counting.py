@@ -1,10 +1,11 @@
 """What a step would cost a GPU, counted on a CPU: operations, reads by the host, float64.
 
-counts = count(optimizer.step)
-counts.reads, counts.operations["bmm"], counts.products
+    counts = count(optimizer.step)
+    counts.reads, counts.times("bmm"), counts.products
+
+`of_a_step` does so for a plain step of any method, or for one with a check.
 """
 
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -24,14 +25,18 @@ class Counts:
     """What an action did."""
 
     reads: list[str] = field(default_factory=list)  # by the host, in order
-    uploads: int = 0  # tensors made from Python's numbers
-    operations: Counter[str] = field(default_factory=Counter)  # dispatched, views left out
-    doubles: set[str] = field(default_factory=set)  # operations that made a float64 tensor
+    uploads: list[str] = field(default_factory=list)  # tensors made from Python's numbers
+    operations: list[str] = field(default_factory=list)  # dispatched, in order, without views
+    doubles: list[str] = field(default_factory=list)  # operations that made a float64 tensor
+
+    def times(self, name):
+        """How often an operation was dispatched."""
+        return sum(operation.split(".")[1] == name for operation in self.operations)
 
     @property
     def products(self):
         """Products of matrices, a batch of them counted once."""
-        return sum(self.operations[name] for name in PRODUCTS)
+        return sum(map(self.times, PRODUCTS))
 
 
 class Watch(TorchDispatchMode):
@@ -43,16 +48,16 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if name == "_local_scalar_dense":
+        name = str(func)  # aten.bmm.default
+        if name.startswith("aten._local_scalar_dense"):
             self.counts.reads.append(name)
-        elif name == "lift_fresh":
-            self.counts.uploads += 1
+        elif name.startswith("aten.lift_fresh"):
+            self.counts.uploads.append(name)
         elif not func.is_view:
-            self.counts.operations[name] += 1
+            self.counts.operations.append(name)
         made = out if isinstance(out, list | tuple) else [out]
         if any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in made):
-            self.counts.doubles.add(name)
+            self.counts.doubles.append(name)
         return out
 
 

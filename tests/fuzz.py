@@ -78,7 +78,7 @@ DRAWN = {
     }
     for method in METHODS
 }
-# They do nothing to finite gradients, and the oracles do not know them.
+# These keywords do nothing to finite gradients, and the oracles do not have them.
 WITHOUT_EFFECT = ("nonfinite", "max_failures", "record")
 EVERYONES = [keyword for keyword in KEYWORDS.values() if keyword.methods == ALL]
 CHANGES = st.sampled_from(

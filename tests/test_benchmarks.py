@@ -50,6 +50,7 @@ def test_a_bar_that_was_not_measured_says_so():
     assert bars.Bar("x", 0.9, 1.0, 0.5).verdict == "pass"
 
 
+@pytest.mark.slow
 def test_a_quick_run_measures_and_writes(tmp_path, capsys):
     assert run.main(["--quick", "--threads", "1", "--output", str(tmp_path)]) == 0
     cases = json.loads((tmp_path / "results.json").read_text())["cases"]

@@ -13,6 +13,7 @@ def with_corpus(test):
 
 
 # Several tests, so that they are spread over processes; fixed, so that a failure is a new one.
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_any_case_follows_the_oracle(part):
     @seed(part)

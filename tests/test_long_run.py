@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from cases import METHODS, assert_same, parameters, problem, run
+from cases import METHODS, assert_same, choices, parameters, problem, run
 
 from benchmarks import long_run
 
 SHAPES = [(4, 4), (4, 4), (6,), (3, 3, 3), (), (7, 5)]
 
 
+@pytest.mark.slow
 def test_a_long_run_stays_as_it_is(monkeypatch):
     """600 steps with F = 1 and τ = 0.01; 20,000 with `python -m benchmarks.long_run`."""
     monkeypatch.setattr("eshampoo.state.state.HISTORY", 200)
@@ -44,7 +45,8 @@ def results(method, record, options):
     return [p.detach() for p in params], state, reports, optimizer
 
 
-@pytest.mark.parametrize("solver", ["eigh", "qr", "power", "partial"])
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", choices("solver"))
 @pytest.mark.parametrize("method", METHODS)
 def test_equal_runs_are_equal_in_every_bit_recorded_or_not(method, solver):
     options = {"frequency": 3, "tau": 0.05, "solver": solver}

@@ -1,11 +1,15 @@
 """The classes: their defaults, what they refuse, and that they train."""
 
+import inspect
+import re
+
 import pytest
 import torch
-from cases import METHODS, parameters
+from cases import METHODS, assert_same, feed, parameters, snapshot
 from torch import nn
 
 from eshampoo import EShampoo, FullMatrixAdam
+from eshampoo.optimizers import CLASSES
 
 
 def test_the_defaults_are_those_of_the_design():
@@ -61,11 +65,50 @@ def test_the_defaults_are_those_of_the_design():
         assert {key: METHODS[name](p).defaults[key] for key in values} == values, name
 
 
-def test_a_keyword_that_does_not_exist_is_refused():
-    with pytest.raises(TypeError, match="frequncy"):
+def test_a_keyword_that_does_not_exist_is_refused_with_the_one_that_was_meant():
+    with pytest.raises(TypeError, match=r"'frequncy': did you mean 'frequency'\?"):
         EShampoo(parameters([torch.ones(2)]), frequncy=3)
-    with pytest.raises(TypeError, match="graft"):
-        EShampoo(parameters([torch.ones(2)]), graft="adam")
+    with pytest.raises(TypeError, match="'variant' belongs to other optimizers"):
+        EShampoo(parameters([torch.ones(2)]), variant="shampoo2")
+    with pytest.raises(TypeError, match="'lamb': it takes lr, betas"):
+        EShampoo(parameters([torch.ones(2)]), lamb=True)
+
+
+@pytest.mark.parametrize("key", ["frequncy", "freq", "max_dims", "variant"])
+def test_a_misspelt_key_of_a_group_is_refused_and_nothing_changes(key):
+    p, q = parameters([torch.ones(3, 3), torch.ones(2)])
+    with pytest.raises(ValueError, match=key):
+        EShampoo([{"params": [p], key: 3}])
+    optimizer = EShampoo([p])
+    with pytest.raises(ValueError, match=key):
+        optimizer.add_param_group({"params": [q], key: 3})
+    feed([p], [torch.ones(3, 3)])
+    optimizer.param_groups[0][key] = 3
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=key):
+        optimizer.step()
+    assert_same(before, snapshot(optimizer))
+
+
+def test_keys_of_torch_and_of_frameworks_may_be_in_a_group():
+    (p,) = parameters([torch.ones(3, 3)])
+    keys = {"initial_lr": 1e-3, "kind": "head", "foreach": None, "fused": None, "max_lr": 0.1}
+    optimizer = EShampoo([{"params": [p], **keys, "my_note": "first layer", "lr_scale": 0.5}])
+    feed([p], [torch.ones(3, 3)])
+    optimizer.step()
+    assert optimizer.param_groups[0]["my_note"] == "first layer"
+
+
+def test_a_checker_and_help_see_each_class_with_its_own_keywords_and_defaults():
+    for cls in CLASSES:
+        parameters_ = inspect.signature(cls).parameters
+        assert list(parameters_)[:5] == ["params", "lr", "betas", "eps", "weight_decay"]
+        defaults = cls([nn.Parameter(torch.ones(2))]).defaults
+        own = {name: p.default for name, p in parameters_.items() if name != "params"}
+        assert own == {name: defaults[name] for name in own}
+        assert defaults.keys() - own.keys() == {"method"}
+        kinds = {p.kind for name, p in list(parameters_.items())[5:]}
+        assert kinds == {inspect.Parameter.KEYWORD_ONLY}
 
 
 def test_full_matrix_adam_refuses_what_is_too_large():
@@ -85,11 +128,21 @@ def test_the_optimal_correction_refuses_large_blocks():
     assert "Lower max_dim" in str(error.value)
 
 
+@pytest.mark.parametrize("keyword", ["correction", "slots", "beta3"])
 @pytest.mark.parametrize("method", ["Shampoo", "KLShampoo"])
-def test_a_correction_of_what_a_method_does_not_keep_is_refused(method):
-    with pytest.raises(ValueError, match="second moment") as error:
-        METHODS[method](parameters([torch.ones(2)]), correction="basis_aware")
+def test_a_class_does_not_offer_what_means_nothing_to_it(method, keyword):
+    assert keyword not in inspect.signature(METHODS[method]).parameters
+    with pytest.raises(TypeError, match="other optimizers") as error:
+        METHODS[method](parameters([torch.ones(2)]), **{keyword: None})
     assert method in str(error.value)
+    assert keyword in str(error.value)
+
+
+def test_the_documentation_of_a_class_has_its_own_keywords_and_no_others():
+    for cls in CLASSES:
+        names = list(inspect.signature(cls).parameters)
+        documented = re.findall(r"^        (\w+): ", cls.__doc__, re.M)
+        assert documented == names, cls.__name__
 
 
 def ill_conditioned(optimizer_class, lr, **options):
@@ -114,6 +167,7 @@ def ill_conditioned(optimizer_class, lr, **options):
     return loss.item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_on_an_ill_conditioned_problem_it_ends_below_adamw(method):
     options = {"frequency": 5, "merge_dims": False}

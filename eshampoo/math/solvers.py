@@ -16,16 +16,14 @@ from .linalg import criterion, diagonal, mode_product, put_, take
 Solver = Literal["eigh", "qr", "power", "partial"]
 Slots = Literal["rank", "match"]
 
+# What a decomposition costs, in products of its size. Measured on one core of a CPU, in float32 and
+# in batches, for d = 16, 32, …, 1024: `eigh` takes as long as 52, 52, 32, 18, 11, 7 and 6 products,
+# `qr` as 15, 27, 16, 14, 7, 3 and 3. The constants are those of d = 128 … 256, the same on every
+# machine, so that what is charged is the same too.
 EIGH, QR = 20.0, 9.0
-"""What a decomposition costs, in products of its size.
 
-One core of a CPU, float32, in batches, d = 16, 32, …, 1024: `eigh` takes as long as 52, 52, 32, 18,
-11, 7 and 6 products, `qr` as 15, 27, 16, 14, 7, 3 and 3. The constants are those of d = 128 … 256;
-one constant each keeps the charge the same everywhere, whatever the machine.
-"""
-
+# What a basis of size d costs at least, in d³; what it costs beyond is known when it is computed.
 LEAST: dict[Solver, float] = {"eigh": EIGH, "qr": QR, "power": QR, "partial": 0.0}
-"""What a basis of size d costs at least, in d³: how much more is known when it is computed."""
 
 
 class Change(NamedTuple):

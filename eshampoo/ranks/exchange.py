@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from ..math.foreach import foreach_add_
 from ..state.blocks import Block, Box, Part, by_parameter, extent, local
 from .boxes import grad_dtype, intersection, within
 from .mail import Mail, Piece, Way, copy_
@@ -112,12 +113,16 @@ class Exchange:
     ) -> None:
         """Keep updates until they depart; the ranks that hold the parameters see to their decay."""
         if self.finished == 0:
-            self.kept = self._stack()
-            self.moving = torch.empty(len(self.mine), dtype=torch.bool, device=U.device)
+            self._keep()
         U.view(len(U), -1).mul_(pace)
         self.kept[part.start : part.stop] = U
         self.moving[part.start : part.stop] = moving.squeeze(1)
         self.finished += part.stop - part.start
+
+    def _keep(self) -> None:
+        """Make room for the updates of the blocks that this rank owns."""
+        self.kept = self._stack()
+        self.moving = torch.empty(len(self.mine), dtype=torch.bool, device=self.like.device)
 
     def depart(self, unfinished: bool) -> bool:
         """Send the updates, once all are there, to the ranks that hold the parameters."""
@@ -127,11 +132,9 @@ class Exchange:
             return False
         self._receive()
         if not self.mine:
-            self.kept = self._stack()
-            self.moving = torch.empty(0, dtype=torch.bool, device=self.like.device)
-        self.updates.send(
-            self._in_stack(self.kept, self.updates_out), self.moving[self.positions_out]
-        )
+            self._keep()
+        leaving = self._in_stack(self.kept, self.updates_out)
+        self.updates.send(leaving, self.moving[self.positions_out])
         self.departed, self.arrived = True, None
         del self.kept, self.moving
         return True
@@ -146,7 +149,7 @@ class Exchange:
             shares = (flags * -decay).unbind(0)
             for piece, weight, share in zip(pieces, weights, shares, strict=True):
                 piece.addcmul_(weight.to(piece.dtype), share)
-        torch._foreach_add_(weights, pieces)
+        foreach_add_(weights, pieces)
 
     @staticmethod
     def _in_stack(

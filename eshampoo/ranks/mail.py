@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..math.foreach import foreach_copy_
 from ..state.blocks import Box, extent
 from .team import Team
 
@@ -19,8 +20,8 @@ class Piece(NamedTuple):
     box: Box  # in the parameter
 
 
+# From rank, to rank, what.
 Way = tuple[int, int, Piece]
-"""From rank, to rank, what."""
 
 
 class Parcels:
@@ -101,4 +102,4 @@ class Mail:
 def copy_(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Copy the second of every pair into the first."""
     if pairs:
-        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+        foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from ..math.foreach import foreach_norm
 from ..state.blocks import Box, Failure, called, is_sharded, local
 from .boxes import shard_box
 from .torch_names import StridedShard, default_group, flattened, root_ranks
@@ -81,7 +82,7 @@ class Team:
         # In the precision of the state, where squares that overflow are not finite either.
         held = [shard.to(torch.promote_types(shard.dtype, torch.float32)) for shard in held]
         held = [shard if shard.numel() > 0 else shard.new_zeros(1) for shard in held]
-        infinite = ~torch.stack(torch._foreach_norm(held, norm)).isfinite()
+        infinite = ~torch.stack(foreach_norm(held, norm)).isfinite()
         verdicts = missing.to(infinite.device).maximum(infinite.to(torch.int32))
         dist.all_reduce(verdicts, dist.ReduceOp.MAX, group=self.group)
         return verdicts

@@ -4,8 +4,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import _StridedShard
 
+# The placement of what FSDP shards after tensor parallelism.
 StridedShard = _StridedShard
-"""The placement of what FSDP shards after tensor parallelism."""
 
 
 def default_group() -> dist.ProcessGroup:

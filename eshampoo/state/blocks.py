@@ -9,18 +9,19 @@ from typing import NamedTuple, Protocol, final
 import torch
 from torch import Tensor
 
+from ..math.foreach import foreach_add_, foreach_copy_
 from .state import State
 
+# A rectangle in a parameter: one slice per dimension, with start and stop.
 Box = tuple[slice, ...]
-"""A rectangle in a parameter: one slice per dimension, with start and stop."""
 
+# Parameter, mode, and how often in a row no basis could be computed for this factor.
 Failure = tuple[Tensor, int, int]
-"""Parameter, mode, and how often in a row no basis could be computed for this factor."""
 
+# Stacks are worked on in parts of about this size per thread, to stay in the cache of a CPU …
 THREAD_BYTES = 1 << 20
-"""Stacks are worked on in parts of about this size per thread, to stay in the cache of a CPU …"""
+# … or of this size on other devices, to bound the transient memory.
 PART_BYTES = 1 << 28
-"""… or of this size on other devices, to bound the transient memory."""
 
 
 class Block(NamedTuple):
@@ -121,43 +122,33 @@ class Part:
 class Route(Protocol):
     """How gradients come to the blocks of a bucket, and how updates come to the parameters."""
 
+    # The blocks of the bucket, on whatever rank they are worked on.
     @property
-    def blocks(self) -> list[Block]:
-        """The blocks of the bucket, on whatever rank they are worked on."""
-
+    def blocks(self) -> list[Block]: ...
+    # Which of the blocks are worked on here.
     @property
-    def mine(self) -> Sequence[int]:
-        """Which of them are worked on here."""
-
+    def mine(self) -> Sequence[int]: ...
+    # The ranks that share the work; None: nobody else.
     @property
-    def team(self) -> object:
-        """The ranks that share the work; None: nobody else."""
-
-    def present(self) -> list[bool]:
-        """Which of the blocks here may have a gradient."""
-
-    def start(self) -> None:
-        """Gradients leave."""
-
-    def gather(self, part: Part, here: list[bool], stays: bool) -> tuple[Tensor, Tensor | None]:
-        """The gradients of a part, and which of its blocks have one; None: all."""
-
+    def team(self) -> object: ...
+    # Which of the blocks here may have a gradient.
+    def present(self) -> list[bool]: ...
+    # Gradients leave.
+    def start(self) -> None: ...
+    # The gradients of a part, and which of its blocks have one; None: all.
+    def gather(self, part: Part, here: list[bool], stays: bool) -> tuple[Tensor, Tensor | None]: ...
+    # Take updates: W ← W + pace (U + λW), with λ = `decay`, for the blocks that move.
     def deliver_(
         self, part: Part, U: Tensor, pace: Tensor, moving: Tensor, here: list[bool], decay: float
-    ) -> None:
-        """Take updates: W ← W + pace (U + λW), with λ = `decay`, for the blocks that move."""
-
-    def depart(self, unfinished: bool) -> bool:
-        """Finished updates leave; False if they are not finished, unless they leave like that."""
-
-    def arrive_(self, decay: float | Tensor) -> None:
-        """Updates arrive at the parameters, which shrink by `decay`."""
-
-    def add_up_(self, totals: Tensor) -> None:
-        """Sum over the ranks that share the work."""
-
-    def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]:
-        """What a checkpoint holds of a stack, per parameter; small state goes to every rank."""
+    ) -> None: ...
+    # Updates leave if all of them are finished, or if they must; whether they have left.
+    def depart(self, unfinished: bool) -> bool: ...
+    # Updates arrive at the parameters, which shrink by `decay`.
+    def arrive_(self, decay: float | Tensor) -> None: ...
+    # Sum over the ranks that share the work.
+    def add_up_(self, totals: Tensor) -> None: ...
+    # What a checkpoint holds of a stack, per parameter; small state goes to every rank.
+    def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]: ...
 
 
 @final
@@ -182,7 +173,7 @@ class Local:
             G.zero_()
         rows, blocks = list(compress(part.rows(G), here)), compress(part.blocks, here)
         grads = [block.of(g) for block in blocks if (g := block.parameter.grad) is not None]
-        torch._foreach_copy_(rows, grads)
+        foreach_copy_(rows, grads)
         # Where all blocks have one, nothing is copied to the device.
         return G, None if whole else torch.tensor(here, device=G.device)
 
@@ -193,9 +184,9 @@ class Local:
         updates = list(compress(part.rows(U), here))
         weights = [block.of(block.parameter) for block in compress(part.blocks, here)]
         if decay != 0:
-            torch._foreach_add_(updates, weights, alpha=decay)
+            foreach_add_(updates, weights, alpha=decay)
         U.view(len(U), -1).mul_(pace)
-        torch._foreach_add_(weights, updates)
+        foreach_add_(weights, updates)
 
     def depart(self, unfinished: bool) -> bool:
         """Updates are where they belong."""

@@ -20,10 +20,10 @@ State = dict[Tensor, dict[str, Tensor]]
 
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 COUNTERS = ("basis_checks", "basis_computations", "basis_failures", "basis_waited")
+# What states of versions without a budget lack: it is zero then.
 OPTIONAL = ("basis_waited", "basis_spent")
-"""What states of versions without a budget lack: it is zero then."""
+# Group keys that cannot be stored; a τ schedule, which is code, is the other.
 WITHOUT_CODE = ("process_group",)
-"""Group keys that cannot be stored; a τ schedule, which is code, is the other."""
 
 
 def pack(
@@ -31,10 +31,9 @@ def pack(
 ) -> dict[str, Any]:
     """Plain data: views that would drag a whole stack into the file are copied, and what is code is
     left to the constructor of the optimizer that loads."""
-    state: State = {}
-    for bucket in buckets:
-        for p, values in _stored(bucket):
-            state.setdefault(p, {}).update(values)
+    state: State = {p: {} for bucket in buckets for p in bucket.parameters}
+    for p, values in (pair for bucket in buckets for pair in _stored(bucket)):
+        state[p].update(values)
     indices = [index for group in state_dict["param_groups"] for index in group["params"]]
     groups = [
         {key: None if callable(v) or key in WITHOUT_CODE else v for key, v in group.items()}

@@ -9,11 +9,11 @@ from torch import Tensor
 from ..options import Options
 from .blocks import Block, Box, called, extent, local
 
+# The dimensions of a parameter that each mode of its blocks joins, and the modes with a basis.
 Sides = tuple[list[list[int]], tuple[int, ...]]
-"""The dimensions of a parameter that each mode of its blocks joins, and the modes with a basis."""
 
+# Largest block for correction="optimal", which keeps a matrix of that size squared.
 OPTIMAL_LIMIT = 4096
-"""Largest block for correction="optimal", which keeps a matrix of that size squared."""
 
 
 # -------------------------------------------------------------------- sides

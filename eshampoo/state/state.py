@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..math.linalg import Matrices, diagonal, off_diagonal
 
+# Where a state lives: M̃ and the factors already rotated, or as they are, with cached roots.
 Home = Literal["eigenbasis", "parameters"]
-"""Where a state lives: M̃ and the factors already rotated, or as they are, with cached roots."""
 
+# How many checks of a factor are remembered with record=True.
 HISTORY = 1000
-"""How many checks of a factor are remembered with record=True."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class State:
         like: Tensor,
     ) -> "State":
         """The state before the first gradient: everything zero, Q = I."""
-        numel = prod(shape)
+        full = "full_matrix" in keeps and len(shape) > 1  # with one mode, A is the factor itself
 
         def eyes() -> dict[int, Tensor]:
             return {
@@ -66,10 +66,7 @@ class State:
             factors={i: like.new_zeros(count, shape[i], shape[i]) for i in modes},
             bases=eyes(),
             roots=eyes() if home == "parameters" else {},
-            # With one mode, A is the factor itself.
-            full=like.new_zeros(count, numel, numel)
-            if "full_matrix" in keeps and len(shape) > 1
-            else None,
+            full=like.new_zeros(count, prod(shape), prod(shape)) if full else None,
         )
 
     # ---------------------------------------------------------------- home

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..math.foreach import foreach_norm
 from ..math.linalg import per_block
 from ..options import Options
 from ..state.blocks import called, local
@@ -17,11 +18,11 @@ from ..state.bucket import Bucket
 if TYPE_CHECKING:
     from ..ranks.team import Team
 
+# Whole numbers as wide as those of the state.
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
-"""Whole numbers as wide as those of the state."""
 
+# What ranks say of the gradient of a parameter, beside 0 for "fine".
 MISSING, NOT_FINITE = 2, 1
-"""What ranks say of the gradient of a parameter, beside 0 for "fine"."""
 
 
 def admit_(
@@ -113,7 +114,7 @@ def _infinite(params: Sequence[Tensor], team: "Team | None") -> list[Tensor]:
     """The parameters whose gradient has NaN or Inf; all ranks of a team find the same."""
     if team is None:
         grads = [local(p.grad) for p in params if p.grad is not None]
-        norms = torch._foreach_norm(grads, float("inf"))
+        norms = foreach_norm(grads, float("inf"))
         wrong = (~torch.stack([norm.float().cpu() for norm in norms]).isfinite()).tolist()
     else:
         wrong = (team.vote(params, float("inf")) == NOT_FINITE).tolist()

@@ -25,11 +25,11 @@ from ..math.solvers import Change
 from ..options import Options
 from ..state.state import State
 
+# Entries that a thread does element-wise work on at a time on a CPU, to stay in its cache.
 CHUNK = 1 << 16
-"""Entries that a thread does element-wise work on at a time on a CPU, to stay in its cache."""
 
+# Steps between two looks for averages that are about to become denormal numbers.
 SETTLE_EVERY = 64
-"""Steps between two looks for averages that are about to become denormal numbers."""
 
 
 # -------------------------------------------------------------------- the lines
@@ -85,13 +85,12 @@ def coefficients(
     )
 
 
-def observe_(
-    s: State,
-    G: Tensor,
-    c: Coefficients,
-    o: Options,
-    statistic: Callable[[State, Tensor, Coefficients, Options], list[tuple[Tensor, Tensor]]],
-) -> None:
+# What each factor sees, and what it counts; and how a scale divides: cells of a row.
+Statistic = Callable[[State, Tensor, Coefficients, Options], list[tuple[Tensor, Tensor]]]
+Divide = Callable[[State, Tensor, Coefficients, Options, float], Tensor]
+
+
+def observe_(s: State, G: Tensor, c: Coefficients, o: Options, statistic: Statistic) -> None:
     """G ← G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ in it (Eq. ema-shampoo-practical)."""
     rotate_(G, *s.inward)
     seen = statistic(s, G, c, o)
@@ -103,12 +102,7 @@ def observe_(
 
 
 def direction_(
-    s: State,
-    G: Tensor,
-    c: Coefficients,
-    o: Options,
-    divide_: Callable[[State, Tensor, Coefficients, Options, float], Tensor],
-    p: float,
+    s: State, G: Tensor, c: Coefficients, o: Options, divide_: Divide, p: float
 ) -> Tensor:
     """U = Q_L ( D^{-p} ⊙ M̃ ) Q_Rᵀ (Lemma 1), once momentum and scale have seen G̃."""
     return rotate_(divide_(s, G, c, o, p), *s.outward)

@@ -20,11 +20,11 @@ from .nonfinite import newly_skipped
 from .phases import change_basis_
 from .task import Outcome, Task, Work
 
+# Changes after which Q is made orthonormal again: each adds about 1e-7 in float32.
 REORTHONORMALIZE = 50
-"""Changes after which Q is made orthonormal again: each adds about 1e-7 in float32."""
 
+# Computations of a basis that its budget does not count: the first ones matter most.
 FREE = 3
-"""Computations of a basis that its budget does not count: the first ones matter most."""
 
 
 @dataclass

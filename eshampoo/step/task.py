@@ -26,14 +26,14 @@ class Task:
     graft: GraftScope | None  # what the norm of an update is taken over, if of another method
 
 
+# A part that takes part in a step: its gradients (then G̃, then U) and its coefficients.
 Work = tuple[Task, Part, Tensor, Coefficients]
-"""A part that takes part in a step: its gradients (then G̃, then U) and its coefficients."""
 
+# A part with its U, and the squared norms [2, N] that grafting compares.
 Compared = tuple[Work, Tensor]
-"""A part with its U, and the squared norms [2, N] that grafting compares."""
 
+# Which bases failed too often, and the parameters whose gradients were skipped.
 Outcome = tuple[list[Failure], list[Tensor]]
-"""Which bases failed too often, and the parameters whose gradients were skipped."""
 
 
 def plan(

@@ -31,8 +31,9 @@ GIVEN = [(40, 12), (9, 9), (5, 7), (3, 4, 6), (7,)]
 def given(world, placements, mesh):
     """The other methods in float32, with gradients that have the same bits in one process.
 
-    Those of a model are sums in another order, and in float32 that is too much for KL-Shampoo,
-    which divides by both factors, and SOAP, which takes a basis from one gradient; see `rounding`.
+    The gradients of a model are sums in another order, and in float32 that is too much for
+    KL-Shampoo, which divides by both factors, and SOAP, which takes a basis from one gradient; see
+    the last test.
     """
     options = {"steps": STEPS, "dtype": torch.float32}
     return {

@@ -7,8 +7,6 @@ from cases import METHODS, assert_close, assert_same, compare, feed, parameters,
 from eshampoo import EShampoo
 
 SHAPES = [(4, 4), (3, 3, 3), (5,), (4, 4), (), (4, 4), (7, 5), (5,), (16,)]
-
-
 OPTIONS = {
     "EShampoo": {"frequency": 3, "max_dim": 5},
     "Shampoo": {"frequency": 3, "max_dim": 5},

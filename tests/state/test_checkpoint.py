@@ -11,8 +11,6 @@ from cases import METHODS, assert_same, parameters, problem, run, snapshot, thro
 from eshampoo import SOAP, EShampoo, FullMatrixAdam, KLShampoo, Shampoo, schedules
 
 SHAPES = [(4, 4), (4, 4), (6,), (3, 3, 3), (), (7, 5), (0, 3)]
-
-
 OPTIONS = {
     "EShampoo": {"frequency": 3, "tau": 0.1, "max_dim": 5},
     "Shampoo": {"frequency": 3, "max_dim": 5},

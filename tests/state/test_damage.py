@@ -165,6 +165,7 @@ def test_with_propagate_a_state_with_nan_is_what_was_asked_for():
 # Killed runs --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_runs_resume_to_the_same_end():
     """Three kills of one method here, fifty of four with `make chaos`."""
     chaos = [ROOT / "tests" / "chaos.py", "--kills", "3", "--seed", "3", "--methods", "eshampoo"]

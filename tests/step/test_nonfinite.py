@@ -7,26 +7,14 @@ import torch
 from cases import METHODS, assert_same, feed, parameters, problem, run, snapshot
 
 NAN, INF = float("nan"), float("inf")
-
-
 WARNING = "had NaN or Inf"
-
-
 skips = pytest.mark.filterwarnings(f"ignore:.*{WARNING}")
-
-
 SHAPES = [(4, 4), (4, 4), (6,), (3, 3, 3), ()]
-
-
 OPTIONS = {
     method: {"frequency": 3, "tau": 0.0, "vectors": "full", "merge_dims": False}
     for method in METHODS
 }
-
-
 OPTIONS["SOAP"]["vectors"] = "adam"
-
-
 del OPTIONS["FullMatrixAdam"]["merge_dims"]
 
 

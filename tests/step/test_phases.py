@@ -16,11 +16,7 @@ from eshampoo.math import linalg
 from eshampoo.step import phases
 
 STEPS = 40
-
-
 SHAPE = (6, 5)
-
-
 BETAS = (0.9, 0.999)
 
 

@@ -19,8 +19,6 @@ from counting import count, flops, of_a_step
 from eshampoo import EShampoo, Shampoo, schedules
 
 ROTATED = ["EShampoo", "KLShampoo", "SOAP"]
-
-
 PLAIN = {"merge_dims": False, "lr": 1e-2, "betas": (0.9, 0.9)}
 
 
@@ -79,7 +77,7 @@ def test_a_kept_basis_costs_no_matrix_product(method):
     plain, check = (of_a_step(count, method, c) for c in (False, True))
     assert check.products == plain.products > 0
     assert of_a_step(flops, method, False) == of_a_step(flops, method, True)
-    assert not {"_linalg_eigh", "linalg_qr"} & check.operations.keys()
+    assert check.times("_linalg_eigh") == check.times("linalg_qr") == 0
 
 
 # What a change of basis does ----------------------------------------------------------------------
@@ -135,6 +133,7 @@ def test_on_a_change_of_basis_d_is_kept_permuted_or_mapped(solver, correction):
     assert_close(carried, expected, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["eigh", "power"])
 def test_bases_stay_orthogonal_over_thousands_of_changes_in_float32(solver):
     params = parameters([torch.zeros(16, 16)])

@@ -37,7 +37,7 @@ def test_a_plain_step_reads_nothing(method):
 @pytest.mark.parametrize("method", [EShampoo, Shampoo, SOAP, KLShampoo])
 def test_a_plain_step_uploads_nothing(method):
     optimizer = build(method, 3, frequency=NEVER)
-    assert count(optimizer.step).uploads == 0
+    assert count(optimizer.step).uploads == []
 
 
 @pytest.mark.parametrize("method", [EShampoo, Shampoo, KLShampoo])
@@ -61,7 +61,7 @@ def test_the_number_of_launches_does_not_grow_with_the_layers(method):
 @pytest.mark.parametrize("method", [EShampoo, Shampoo, SOAP, KLShampoo])
 def test_no_float64_is_made_for_float32_parameters(method):
     optimizer = build(method, 2, frequency=1)
-    assert count(optimizer.step).doubles == set()
+    assert count(optimizer.step).doubles == []
 
 
 def test_the_counter_sees_every_kind_of_read():
@@ -70,8 +70,8 @@ def test_the_counter_sees_every_kind_of_read():
     assert count(lambda: x[0].item()).reads == ["item"]
     assert count(lambda: bool(x[0] > 0)).reads == ["__bool__"]
     assert count(lambda: float(x[0])).reads == ["__float__"]
-    assert count(lambda: torch.tensor([1.0, 2.0])).uploads == 1
-    assert "add" in count(lambda: x + x.double()).doubles
+    assert len(count(lambda: torch.tensor([1.0, 2.0])).uploads) == 1
+    assert "aten.add.Tensor" in count(lambda: x + x.double()).doubles
 
 
 @pytest.mark.parametrize("graft", [None, "adam"])
@@ -95,12 +95,12 @@ def ops_of_steps(layers, method, checks):
     optimizer = METHODS[method](params, **options)
     run(optimizer, params, grads[:7] if checks else grads[:5])
     feed(params, grads[7])
-    return count(optimizer.step).operations
+    return count(optimizer.step)
 
 
 @pytest.mark.parametrize("checks", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_number_of_operations_does_not_grow_with_the_number_of_equal_layers(method, checks):
     few, many = (ops_of_steps(layers, method, checks) for layers in (2, 12))
-    assert few == many
-    assert few["bmm"] > 0
+    assert few.operations == many.operations
+    assert few.times("bmm") > 0

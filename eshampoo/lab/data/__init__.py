@@ -15,15 +15,19 @@ class Dataset(Protocol):
     @property
     def outputs(self) -> int:
         """Return the width of the model's last layer: classes, tasks, vocabulary or channels."""
+        ...
 
     def __len__(self) -> int:
         """Return the number of training examples."""
+        ...
 
     def batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
         """Return training examples, augmented with draws from ``generator`` alone."""
+        ...
 
     def validation(self) -> Iterator[Batch]:
         """Go through the validation set, which is always the same."""
+        ...
 
 
 def batch_indices(size: int, batch: int, seed: int, step: int) -> Tensor:

@@ -87,9 +87,9 @@ class FileSlices:
 
         path, number = self.where[index]
         with h5py.File(path) as file:
-            k_space = torch.from_numpy(np.asarray(file["kspace"][number]))
+            k_space = torch.from_numpy(np.asarray(file["kspace"][number]))  # pyright: ignore
             key = "reconstruction_esc" if "reconstruction_esc" in file else "reconstruction_rss"
-            return k_space, torch.from_numpy(np.asarray(file[key][number])).float()
+            return k_space, torch.from_numpy(np.asarray(file[key][number])).float()  # pyright: ignore
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def volume_slices(source: Path, split: str) -> FileSlices:
     for path in sorted(source.glob(f"*_{split}/*.h5")):
         try:
             with h5py.File(path) as file:
-                where += [(path, number) for number in range(len(file["kspace"]))]
+                where += [(path, number) for number in range(len(file["kspace"]))]  # pyright: ignore
         except (OSError, KeyError) as error:
             raise UserError(f"{path} is not a fastMRI volume: {error}; get it again") from error
     return FileSlices(tuple(where))

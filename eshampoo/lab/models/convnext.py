@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class ChannelNorm(nn.LayerNorm):
     """Layer norm over the channels of [N, C, H, W]."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class ResponseNorm(nn.Module):
