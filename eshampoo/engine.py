@@ -172,7 +172,7 @@ class EigenbasisOptimizer(Optimizer):
         for failure in failures:
             if failure[0] in self._teams:
                 self._teams[failure[0]].unreported.append(failure)
-        due = {b.route.team for b in self._buckets if self._calls % options[b.group].frequency == 0}
+        due = {b.route.team for b in self._buckets if options[b.group].checks_at(self._calls)}
         for team in dict.fromkeys(self._teams.values()):
             if team in due:
                 found += team.everyones_failures([p for p, t in self._teams.items() if t is team])

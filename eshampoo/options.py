@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from torch import Tensor
 
+from .checks import Every, WhenNew, when_new
 from .math.solvers import Slots, Solver
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ Variant = Literal["shampoo", "shampoo2"]
 Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
 GraftScope = Literal["block", "parameter"]
 Eigenvalues = Literal["stale", "fresh"]
+Frequency = int | Literal["auto"]
 Tau = float | Callable[[int], float]
 T = TypeVar("T")
 
@@ -78,6 +80,7 @@ def _is_lr(value: object) -> bool:
 
 ANYTHING = Rule(lambda _: True, "")
 AT_LEAST_0 = Rule(lambda v: 0 <= number(v) < math.inf, "it must be at least 0")
+AT_LEAST_0_OR_NONE = Rule(lambda v: v is None or AT_LEAST_0.holds(v), AT_LEAST_0.words)
 BELOW_1 = Rule(lambda v: 0 <= number(v) < 1, "it must lie in [0, 1)")
 SHARE = Rule(lambda v: 0 <= number(v) <= 1, "it must lie in [0, 1]")
 POSITIVE_OR_NONE = Rule(
@@ -94,6 +97,10 @@ COUNT = Rule(
     lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1,
     "it must be a whole number of at least 1",
 )
+FREQUENCY = Rule(
+    lambda v: v == "auto" or COUNT.holds(v), "it must be 'auto' or a whole number of at least 1"
+)
+ABOVE_0 = Rule(lambda v: 0 < number(v) <= 1, "it must lie in (0, 1]")
 SWITCH = Rule(lambda v: isinstance(v, bool), "it must be True or False")
 
 
@@ -119,7 +126,12 @@ class Options:
         weight_decay: λ, decoupled.
         tau: τ; a basis is kept while its relative error is at most τ. A number or a callable
             step → number (`eshampoo.schedules`). 0 recomputes at every check, 1 never.
-        frequency: F; the criterion is evaluated every F steps.
+        frequency: F; the criterion is evaluated every F steps. "auto": whenever at least the share
+            `novelty` of a factor's average is new since the last check; the first at step 1.
+        novelty: ν in (0, 1]; that share, with frequency="auto".
+        budget: the most that the bases of a factor may cost, as a share of the arithmetic of its
+            plain steps; the first three are free, and a basis that is due without credit waits for
+            another check (`basis_report()` says how often). None: no limit.
         variant: "shampoo", or "shampoo2" with L^{-1/2} per factor.
         trace_scaling: divide by S = Tr L = Tr R, shared out as Tr^{-(k-1)/k} per factor.
         graft: the method whose norm the update takes: "adam", "rmsprop", "adagrad", "sgd" or None.
@@ -161,7 +173,9 @@ class Options:
     weight_decay: float = keyword(1e-2, AT_LEAST_0)
     _: KW_ONLY
     tau: Tau = keyword(0.1, TAU)
-    frequency: int = keyword(50, COUNT)
+    frequency: Frequency = keyword(50, FREQUENCY)
+    novelty: float = keyword(0.1, ABOVE_0)
+    budget: float | None = keyword(None, AT_LEAST_0_OR_NONE)
     variant: Variant = keyword("shampoo", one_of(Variant))
     trace_scaling: bool = keyword(False, SWITCH)
     graft: Graft | None = keyword(None, one_of(Graft, None))
@@ -187,6 +201,8 @@ class Options:
     record: bool = keyword(False, SWITCH)
     # β3, or β2 if β3 is None; known to the options of a step.
     beta_scale: float = field(default=math.nan, init=False)
+    # Whether the criterion is evaluated at step t; known to the options of a step.
+    checks_at: Every | WhenNew = field(default=Every(50), init=False)
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "Options":
@@ -211,6 +227,9 @@ class Options:
             )
         beta_scale = beta2 if options.beta3 is None else options.beta3
         object.__setattr__(options, "beta_scale", beta_scale)
+        F = options.frequency
+        checks_at = when_new(beta2, options.novelty) if F == "auto" else Every(F)
+        object.__setattr__(options, "checks_at", checks_at)
         return options
 
     @property
@@ -269,7 +288,7 @@ class ShampooOptions(Options):
     """As the winner of AlgoPerf; no keyword that speaks of the second moment D."""
 
     tau: Tau = 0.0
-    frequency: int = 100
+    frequency: Frequency = 100
     graft: Graft | None = "adam"
     slots: Slots = field(default="rank", init=False)
     beta3: float | None = field(default=None, init=False)
@@ -283,7 +302,7 @@ class SOAPOptions(EShampooOptions):
     lr: float | Tensor = field(default=3e-3, kw_only=False)
     betas: tuple[float, float] = field(default=(0.95, 0.95), kw_only=False)
     tau: Tau = 0.0
-    frequency: int = 10
+    frequency: Frequency = 10
     solver: Solver = "power"
     max_dim: int = 10000
     oversize: Oversize = "identity"
@@ -295,7 +314,7 @@ class KLShampooOptions(EShampooOptions):
     """No keyword that speaks of the second moment D, which KL-Shampoo does not keep."""
 
     tau: Tau = 0.0
-    frequency: int = 10
+    frequency: Frequency = 10
     graft: Graft | None = field(default=None, init=False)
     graft_scope: GraftScope = field(default="parameter", init=False)
     slots: Slots = field(default="rank", init=False)

@@ -22,6 +22,7 @@ class FactorReport(NamedTuple):
         size: the factor is size × size.
         checks: how often the criterion was evaluated.
         computations: how often the basis was computed.
+        waited: at how many checks a basis was due that the budget did not allow.
         criterion: the value at the last check.
         work: sum of |S|³ over the computations: |S| is the size of what was diagonalised.
         failures: how many of the last computations failed in a row.
@@ -36,6 +37,7 @@ class FactorReport(NamedTuple):
     size: int
     checks: int
     computations: int
+    waited: int
     criterion: float
     work: float
     failures: int
@@ -52,7 +54,7 @@ def factor_reports(
         p = block.parameter
         if bucket.elementwise and skipped[position] > 0:
             count, shape = int(skipped[position]), tuple(p.shape)
-            yield p, FactorReport(names.get(p), shape, 0, -1, 0, 0, 0, 0.0, 0.0, 0, count, ())
+            yield p, FactorReport(names.get(p), shape, 0, -1, 0, 0, 0, 0, 0.0, 0.0, 0, count, ())
         for k, mode in enumerate(bucket.modes):
             entry = position * len(bucket.modes) + k
             yield (
@@ -65,6 +67,7 @@ def factor_reports(
                     bucket.shape[mode],
                     counters.checks[entry],
                     counters.computations[entry],
+                    counters.waited[entry],
                     counters.criterion[entry],
                     counters.work[entry],
                     counters.failures[entry],

@@ -116,14 +116,34 @@ KEYWORDS = {
         live={"tau": {"tau": 1.0}, "a schedule of tau": {"tau": schedules.constant(0.2)}},
     ),
     "frequency": Keyword(
-        (1, 3, 50),
+        (1, 3, 50, "auto"),
         (
             (0, "at least 1"),
             (-3, "at least 1"),
             (2.5, "whole number"),
             (True, "whole number"),
+            ("often", "'auto'"),
         ),
-        live={"frequency": {"frequency": 4}},
+        wrong=(None,),
+        live={
+            "frequency": {"frequency": 4},
+            "checks when there is something new": {"frequency": "auto"},
+        },
+    ),
+    "novelty": Keyword(
+        (0.1, 0.1, 0.03, 0.25, 1.0),
+        ((0.0, "(0, 1]"), (-0.1, "(0, 1]"), (1.5, "(0, 1]"), (NAN, "(0, 1]")),
+        wrong=(None, "new"),
+        live={"novelty": {"frequency": "auto", "novelty": 0.3}},
+    ),
+    "budget": Keyword(
+        (None, None, None, 0.0, 0.25, 2.0),
+        ((-0.25, "at least 0"), (NAN, "at least 0"), (math.inf, "at least 0")),
+        wrong=("all",),
+        live={
+            "a budget": {"budget": 0.0, "frequency": 1},
+            "a larger budget": {"budget": 1.0, "frequency": 1},
+        },
     ),
     "solver": choice(
         "eigh",

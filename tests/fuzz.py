@@ -69,13 +69,14 @@ class Case:
 
 SHAPE = st.lists(st.integers(1, 4), max_size=5).map(tuple).filter(lambda s: math.prod(s) <= 24)
 SQUARE = [*BALANCED, (1,), (2, 2), (2, 2, 1, 2, 2)]
-# F is chosen for each case, and there is one process.
+# A number F is chosen for each case, and there is one process.
 DRAWN = {
     method: {
         name: st.sampled_from(keyword.values)
         for name, keyword in keywords_of(method).items()
         if name not in ("frequency", "process_group")
     }
+    | {"frequency": st.sampled_from(["a number", "auto"])}
     for method in METHODS
 }
 # These keywords do nothing to finite gradients, and the oracles do not have them.
@@ -138,6 +139,17 @@ def laid_out(X: torch.Tensor, layout: str) -> torch.Tensor:
     return X.contiguous()
 
 
+@dataclass(frozen=True)
+class Late:
+    """A τ, from step F on; before, no basis is computed."""
+
+    F: int
+    tau: object
+
+    def __call__(self, t: int) -> float:
+        return 1.0 if t < self.F else self.tau(t) if callable(self.tau) else self.tau
+
+
 class Trial:
     """The library on the parameters of a case, and the oracles, one for each group."""
 
@@ -170,7 +182,12 @@ class Trial:
         ]
 
     def options(self, group: int, F: int) -> dict:
-        return {**self.case.groups[group], "frequency": F}
+        own = self.case.groups[group]
+        if own.get("frequency") != "auto":
+            return {**own, "frequency": F}
+        if self.case.method == "SOAP":  # has a basis from the start
+            return own
+        return {**own, "tau": Late(F, own["tau"])}
 
     def members(self, group: int) -> list[int]:
         return [i for i, p in enumerate(self.case.parameters) if p.group == group]
@@ -194,7 +211,10 @@ class Trial:
 
     def changes(self) -> dict:
         late = any(t <= self.frequency for t, _ in self.case.missing)
-        own = {k: v for k, v in self.case.changes.items() if not (late and k == "frequency")}
+        # Either may bring a check at which a basis is computed too early.
+        own = {
+            k: v for k, v in self.case.changes.items() if not (late and k in ("frequency", "tau"))
+        }
         return posed(self.case.method, own) if "eps" in own else own
 
     def follow(self, disturbance: float = 0.0, seed: int = 0):

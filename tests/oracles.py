@@ -18,10 +18,12 @@ An oracle is used like an optimizer that is handed its gradients:
 Every hyperparameter is an attribute and may be changed between steps.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -94,6 +96,8 @@ class Block:
         self.lent: Tensor | float = 0.0  # the second moment of the grafting method, beside D
         self.observed = False  # SOAP only: the first gradient has been seen
         self.checked = False  # Shampoo only: the first refresh has been reached
+        self.computed, self.waited = [0] * len(sizes), [0] * len(sizes)  # bases, per mode
+        self.spent = [0.0] * len(sizes)  # multiply-adds on bases, per mode
         # One (t, criterion, recomputed?) per check and mode.
         self.history: list[list[tuple[int, float, bool]]] = [[] for _ in sizes]
 
@@ -107,6 +111,19 @@ class Block:
 
 
 # Eigenbases ---------------------------------------------------------------------------------------
+
+FREE_BASES = 3  # of each factor, whatever the budget
+
+
+@functools.cache
+def is_check(t: int, beta: float, novelty: float) -> bool:
+    """Whether ρ(s, t) ≥ ν, s the last check before t (design, section 2), in exact arithmetic."""
+    if t <= 1:
+        return True
+    s = next(s for s in range(t - 1, 0, -1) if is_check(s, beta, novelty))
+    b = Fraction(str(beta))
+    old = Fraction(s, t) if b == 1 else b ** (t - s) * (1 - b**s) / (1 - b**t)
+    return 1 - old >= Fraction(str(novelty))
 
 
 def criterion(Λ: Tensor) -> float:
@@ -131,6 +148,11 @@ def inside(Λ: Tensor, S: list[int]) -> Tensor:
 
 def qr_algorithm(L: Tensor, Q: Tensor, tau: float, iterations: int) -> Tensor:
     """QR iterations from Q until the criterion holds, Algorithm 4 (its test printed inverted)."""
+    return counted_qr_algorithm(L, Q, tau, iterations)[0]
+
+
+def counted_qr_algorithm(L: Tensor, Q: Tensor, tau: float, iterations: int) -> tuple[Tensor, int]:
+    """The same, and how many iterations it took."""
     Λ = Q.T @ L @ Q
     i = 0
     while criterion(Λ) > tau and i < iterations:
@@ -138,7 +160,7 @@ def qr_algorithm(L: Tensor, Q: Tensor, tau: float, iterations: int) -> Tensor:
         Λ = upper @ V
         Q = Q @ V
         i += 1
-    return Q
+    return Q, i
 
 
 def power_step(L: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +223,9 @@ class Oracle:
     weight_decay: float = 1e-2
     _: KW_ONLY
     tau: float | Callable[[int], float] = 0.1
-    frequency: int = 50
+    frequency: int | str = 50
+    novelty: float = 0.1
+    budget: float | None = None
     solver: str = "eigh"
     slots: str = "rank"
     refresh_to: float = 0.5
@@ -330,6 +354,25 @@ class Oracle:
             if L is not None:
                 block.L[i] = average(L, unfold(G, i) @ unfold(G, i).T, self.betas[1])
 
+    def checks(self, block: Block) -> bool:
+        """Whether the criterion is evaluated at this step of the block."""
+        if self.frequency == "auto":
+            return is_check(block.t, self.betas[1], self.novelty)
+        return block.t % self.frequency == 0
+
+    def may_compute(self, block: Block, i: int) -> bool:
+        """Whether the credit of a factor allows what is known of the cost of its next basis."""
+        if self.budget is None or block.computed[i] < FREE_BASES:
+            return True
+        d = len(block.L[i])
+        known = {"eigh": 20 * d**3, "power": 9 * d**3, "qr": 9 * d**3, "partial": 0}[self.solver]
+        return block.spent[i] + known <= self.budget * (3 * block.M.numel() * d * block.t)
+
+    def count_(self, block: Block, i: int, cost: float) -> None:
+        if block.computed[i] >= FREE_BASES:
+            block.spent[i] += cost
+        block.computed[i] += 1
+
     def refresh_(self, block: Block) -> list[bool]:
         """New bases where the criterion does not hold; says which modes have one (Alg. 2)."""
         return [L is not None and self.refresh_mode_(block, i) for i, L in enumerate(block.L)]
@@ -339,18 +382,23 @@ class Oracle:
         tau = self.tau(block.t) if callable(self.tau) else self.tau
         error = criterion(Q.T @ L @ Q)
         keep = tau > 0 and error <= tau  # τ = 0 recomputes always; the criterion never exceeds 1
+        if not keep and not self.may_compute(block, i):
+            keep = True
+            block.waited[i] += 1
         block.history[i].append((block.t, error, not keep))
         if keep:
             return False
-        order = None
+        order, d = None, len(L)
         if self.solver == "eigh":
-            Q_new = torch.linalg.eigh(L).eigenvectors
-        elif self.solver == "qr":
-            Q_new = qr_algorithm(L, Q, tau, self.qr_iterations)
+            Q_new, cost = torch.linalg.eigh(L).eigenvectors, 20 * d**3
+        elif self.solver == "qr":  # the library makes its first iteration without a test
+            Q_new, iterations = counted_qr_algorithm(L, Q, tau, self.qr_iterations)
+            cost = max(1, iterations) * 9 * d**3
         elif self.solver == "power":
-            Q_new, order = power_step(L, Q)
+            (Q_new, order), cost = power_step(L, Q), 9 * d**3
         else:
             V, S = partial_change(Q.T @ L @ Q, self.refresh_to * tau)
+            cost = 20 * len(S) ** 3 + 2 * d * len(S) ** 2
             if self.slots == "match":
                 V[:, S] = V[:, S][:, matched(V[S][:, S])]
             Q_new = Q @ V
@@ -361,6 +409,7 @@ class Oracle:
         elif order is not None and self.scale_moves:
             block.D = block.D.index_select(i, order)
         block.Q[i] = Q_new
+        self.count_(block, i, cost)
         return True
 
 
@@ -395,7 +444,7 @@ class EShampoo(Oracle):
             return self.adam_(block, G, beta3)
         M = self.momentum_(block, G)
         self.observe_(block, G)
-        if block.t % self.frequency == 0:
+        if self.checks(block):
             self.refresh_(block)
         if self.correction == "optimal":
             block.A = average(block.A, torch.outer(G.flatten(), G.flatten()), beta2)
@@ -455,7 +504,7 @@ class Shampoo(Oracle):
 
     _: KW_ONLY
     tau: float | Callable[[int], float] = 0.0
-    frequency: int = 100
+    frequency: int | str = 100
     variant: str = "shampoo"
     trace_scaling: bool = False
     graft: str | None = "adam"
@@ -473,7 +522,7 @@ class Shampoo(Oracle):
         grafts = [self.graft_(*each) for each in zip(blocks, Gs, Ms, strict=True)]
         for block, G in zip(blocks, Gs, strict=True):
             self.observe_(block, G)
-            if block.t % self.frequency == 0:
+            if self.checks(block):
                 self.refresh_roots_(block)
         if self.graft is not None and not blocks[0].checked:
             return grafts
@@ -520,7 +569,7 @@ class SOAP(Oracle):
     betas: tuple[float, float] = (0.95, 0.95)
     _: KW_ONLY
     tau: float | Callable[[int], float] = 0.0
-    frequency: int = 10
+    frequency: int | str = 10
     solver: str = "power"
     max_dim: int = 10000
     oversize: str = "identity"
@@ -541,6 +590,7 @@ class SOAP(Oracle):
         for i, L in enumerate(block.L):
             if L is not None:
                 block.Q[i] = torch.linalg.eigh(L).eigenvectors.flip(1)
+                self.count_(block, i, 20 * len(L) ** 3)
         block.observed = True
 
     def direction(self, block: Block, G: Tensor) -> Tensor:
@@ -551,7 +601,7 @@ class SOAP(Oracle):
         scaled = apply(transposed(block.Q), M) / (block.D.sqrt() + self.eps)
         U = math.sqrt(bias(beta2, block.t)) * apply(block.Q, scaled)
         self.observe_(block, G)
-        if block.t % self.frequency == 0:
+        if self.checks(block):
             self.refresh_(block)
         return U
 
@@ -562,7 +612,7 @@ class KLShampoo(Oracle):
 
     _: KW_ONLY
     tau: float | Callable[[int], float] = 0.0
-    frequency: int = 10
+    frequency: int | str = 10
 
     def direction(self, block: Block, G: Tensor) -> Tensor:
         block.t += 1
@@ -570,7 +620,7 @@ class KLShampoo(Oracle):
             return self.adam_(block, G, self.betas[1])
         M = self.momentum_(block, G)
         self.observe_(block, G)
-        if block.t % self.frequency == 0:
+        if self.checks(block):
             self.refresh_(block)
         return apply(self.powers(block, -1 / 2, block.t), M)
 

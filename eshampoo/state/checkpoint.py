@@ -19,7 +19,9 @@ from .bucket import Bucket
 State = dict[Tensor, dict[str, Tensor]]
 
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
-COUNTERS = ("basis_checks", "basis_computations", "basis_failures")
+COUNTERS = ("basis_checks", "basis_computations", "basis_failures", "basis_waited")
+# What states of versions without a budget lack: it is zero then.
+OPTIONAL = ("basis_waited", "basis_spent")
 # Group keys that cannot be stored; a τ schedule, which is code, is the other.
 WITHOUT_CODE = ("process_group",)
 
@@ -128,7 +130,9 @@ def read_state(
     for p in params:
         shapes = expected.get(p, {})
         found = {name: tuple(value.shape) for name, value in saved.get(p, {}).items()}
-        wrong = sorted(n for n in {*shapes, *found} if shapes.get(n) != found.get(n))
+        lacking = {n for n in shapes if n not in found and n.startswith(OPTIONAL)}
+        differs = (n for n in {*shapes, *found} - lacking if shapes.get(n) != found.get(n))
+        wrong = sorted(differs)
         if wrong:
             name = wrong[0]
             raise ValueError(
@@ -205,7 +209,11 @@ def fill_(buckets: Sequence[Bucket], state: State) -> None:
     """Write a state into the stacks."""
     for bucket, p in _in_order(buckets, state):
         for name, stack in bucket.named().items():
-            value = _here(state[p][bucket.named_as(name, p)], p, bucket)
+            stored = state[p].get(bucket.named_as(name, p))
+            if stored is None:
+                stack[bucket.positions.get(p, [])] = 0
+                continue
+            value = _here(stored, p, bucket)
             for position in bucket.positions.get(p, ()):
                 block, row = bucket.blocks[position], stack[position]
                 if not bucket.elementwise:

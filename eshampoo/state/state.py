@@ -162,10 +162,11 @@ class Counters:
 
     def __init__(self, count: int, modes: int) -> None:
         self.shape = (count, modes)
-        self.checks, self.computations, self.failures = (
-            array("q", bytes(8 * count * modes + 8)) for _ in range(3)
-        )  # one entry too many, because a tensor cannot share an empty array
-        self.criterion, self.work = (array("d", bytes(8 * count * modes + 8)) for _ in range(2))
+        empty = bytes(8 * count * modes + 8)  # one entry too many: no tensor shares an empty array
+        self.checks, self.computations, self.failures, self.waited = (
+            array("q", empty) for _ in range(4)
+        )
+        self.criterion, self.work, self.spent = (array("d", empty) for _ in range(3))
         self.history: dict[int, deque[tuple[int, float, bool]]] = {}
 
     def named(self) -> dict[str, Tensor]:
@@ -174,8 +175,10 @@ class Counters:
             "basis_checks": self.checks,
             "basis_computations": self.computations,
             "basis_failures": self.failures,
+            "basis_waited": self.waited,
             "criterion": self.criterion,
             "basis_work": self.work,
+            "basis_spent": self.spent,
         }
         dtypes = {"q": torch.int64, "d": torch.float64}
         return {

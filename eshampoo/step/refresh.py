@@ -4,13 +4,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..math.linalg import diagonal, off_norm, off_share, orthonormalize, turn_
-from ..math.solvers import Change, eigh, solve
+from ..math.solvers import LEAST, Change, eigh, solve
 from ..state.blocks import Failure, together
 from ..state.bucket import Bucket
 from ..state.state import State
@@ -21,6 +22,9 @@ from .task import Outcome, Task, Work
 
 # Changes after which Q is made orthonormal again: each adds about 1e-7 in float32.
 REORTHONORMALIZE = 50
+
+# Computations of a basis that its budget does not count: the first ones matter most.
+FREE = 3
 
 
 @dataclass
@@ -115,7 +119,9 @@ def _plan_(
         for k, mode in enumerate(bucket.modes):
             check = checks.setdefault((mode, initial), Check(task, state, mode, initial))
             entry, value = check.entry(position), criteria[k][position]
-            due = initial or (tau < 1 and (value > tau or tau == 0))
+            wanted = initial or (tau < 1 and (value > tau or tau == 0))
+            due = wanted and (o.budget is None or _has_credit(check, entry, o.budget, t))
+            counters.waited[entry] += wanted - due
             if due:
                 check.due.append(position)
                 check.thresholds.append(tau)
@@ -127,6 +133,22 @@ def _plan_(
             if o.record:
                 counters.remember(entry, (t, value, due))
     return list(checks.values())
+
+
+def _has_credit(check: Check, entry: int, budget: float, t: int) -> bool:
+    """Whether what was spent on a factor, and what a basis costs at least, is within its budget.
+
+        spent + cost ≤ budget · t · 3 d ∏d_i
+
+    A plain step rotates G, averages the factor, and rotates U back: 3 d ∏d_i multiply-adds on the
+    side of size d. It is counted per factor and not in seconds, so all ranks decide alike.
+    """
+    bucket, counters = check.task.bucket, check.task.bucket.counters
+    if counters.computations[entry] < FREE:
+        return True
+    d = bucket.shape[check.mode]
+    cost = LEAST[check.task.options.solver] * d**3
+    return counters.spent[entry] + cost <= budget * (3 * d * prod(bucket.shape) * t)
 
 
 def _solve_(same: Sequence[Check], waiting: Sequence[Work]) -> list[Failure]:
@@ -177,8 +199,10 @@ def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) 
                 here = _narrowed(change, start - run.start, stop - run.start)
                 turn_(G[start - part.start : stop - part.start], mode, here.V, here.subset)
     worn = []
-    for position in range(run.start, run.stop):
+    for position, cost in zip(range(run.start, run.stop), change.costs, strict=True):
         entry = check.entry(position)
+        if counters.computations[entry] >= FREE:
+            counters.spent[entry] += cost
         counters.computations[entry] += 1
         counters.work[entry] += change.V.shape[-1] ** 3
         counters.failures[entry] = 0
@@ -194,7 +218,8 @@ def _narrowed(change: Change, start: int, stop: int) -> Change:
     run = slice(start, stop)
     subset = None if change.subset is None else change.subset[run]
     permutation = None if change.permutation is None else change.permutation[run]
-    return Change(change.members[run], change.V[run], change.factor[run], subset, permutation)
+    V, factor, costs = change.V[run], change.factor[run], change.costs[run]
+    return Change(change.members[run], V, factor, costs, subset, permutation)
 
 
 def _failed_(check: Check, position: int) -> list[Failure]:

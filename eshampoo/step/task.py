@@ -20,7 +20,7 @@ class Task:
     options: Options
     present: list[bool]  # which blocks have a gradient
     clock: list[int]  # t of each block after this step, as far as the host knows
-    due: dict[int, float]  # τ of the blocks for which t mod F = 0, as far as the host knows
+    due: dict[int, float]  # τ of the blocks that are checked at this t, as far as the host knows
     verdicts: Tensor | None  # [N]: what all ranks say of gradients, if they were asked
     waits: bool  # bases may change between the statistics and the update
     graft: GraftScope | None  # what the norm of an update is taken over, if of another method
@@ -46,7 +46,8 @@ def plan(
         clock = [t + now for t, now in zip(bucket.clock, present, strict=True)]
         due = {}
         if not bucket.elementwise:
-            at = [i for i, now in enumerate(present) if now and clock[i] % o.frequency == 0]
+            checked = {t for t in set(clock) if o.checks_at(t)}
+            at = [i for i, now in enumerate(present) if now and clock[i] in checked]
             due = {position: o.threshold(clock[position]) for position in at}
         said = verdicts_of(bucket, verdicts) if verdicts else None
         waits = bool(due) and bucket.method.refreshes == "before"

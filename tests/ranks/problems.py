@@ -6,6 +6,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import eshampoo
+from eshampoo import schedules
 
 STEPS = 30
 
@@ -14,12 +15,24 @@ OPTIONS = {
     "EShampoo": {"frequency": 6, "tau": 0.0, "max_dim": 16},
     "adaptive": {"frequency": 6, "tau": 0.15, "max_dim": 24},
     "partial": {"frequency": 6, "tau": 0.1, "solver": "partial", "max_dim": 24},
+    "auto": {
+        "frequency": "auto",
+        "novelty": 0.2,
+        "budget": 0.25,
+        "tau": schedules.piecewise((6,), (1.0, 0.05)),
+        "max_dim": 24,
+    },
     "Shampoo": {"frequency": 6, "max_dim": 24},
     "block graft": {"frequency": 6, "max_dim": 24, "graft_scope": "block", "graft": "sgd"},
     "SOAP": {"frequency": 5, "lr": 1e-3},
     "KLShampoo": {"frequency": 6, "max_dim": 24},
 }
-CLASSES = {"adaptive": "EShampoo", "partial": "EShampoo", "block graft": "Shampoo"}
+CLASSES = {
+    "adaptive": "EShampoo",
+    "partial": "EShampoo",
+    "auto": "EShampoo",
+    "block graft": "Shampoo",
+}
 
 
 def optimizer(method, params, **more):
@@ -134,8 +147,11 @@ def reference(method, kind=Net, dtype=torch.float64, steps=STEPS):
         one = optimizer(method, model.named_parameters())
         train(model, one, range(steps))
         reports = one.basis_report()
-        assert all(r.checks >= steps // OPTIONS[method]["frequency"] - 1 for r in reports)
+        F = 6 if method == "auto" else OPTIONS[method]["frequency"]
+        assert all(r.checks >= steps // F - 1 for r in reports)
         assert sum(r.computations for r in reports) >= len(reports)
+        if method == "auto":
+            assert all(r.waited > 0 for r in reports)
         if method == "adaptive":
             assert any(r.computations < r.checks for r in reports)
         REFERENCES[key] = {n: p.detach() for n, p in model.named_parameters()}

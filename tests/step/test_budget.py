@@ -1,0 +1,184 @@
+"""What bases may cost: credit, free ones, and those that wait."""
+
+import copy
+from math import prod
+
+import pytest
+import torch
+from cases import METHODS, Pair, assert_same, choices, parameters, problem, run, trained
+
+from eshampoo import EShampoo
+from eshampoo.math.solvers import EIGH, LEAST, QR
+from eshampoo.step.refresh import FREE
+
+SHAPES = [(6, 6), (12, 5), (3, 4, 5)]
+PLAIN = {"merge_dims": False, "lr": 1e-2, "betas": (0.9, 0.9), "record": True}
+
+
+def spent(optimizer):
+    """What was spent on every factor, in the order of the report if no block is ragged."""
+    found = [
+        value.flatten().tolist()
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if name.startswith("basis_spent")
+    ]
+    return [cost for costs in found for cost in costs]
+
+
+def earned(report, budget, t):
+    return budget * 3 * prod(report.shape) * report.size * t
+
+
+def dearest(report, o):
+    """The most that a computation can cost."""
+    d = report.size
+    cost = {"eigh": EIGH, "power": QR, "qr": QR * o["qr_iterations"], "partial": EIGH + 2.0}
+    return cost[o["solver"]] * d**3
+
+
+@pytest.mark.parametrize("solver", choices("solver"))
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo", "KLShampoo", "SOAP"])
+def test_no_more_is_spent_than_was_earned(method, solver):
+    tensors, grads = problem(SHAPES, 40, condition=3.0)
+    params = parameters(tensors)
+    optimizer = METHODS[method](
+        params, frequency="auto", tau=0.01, solver=solver, budget=0.5, **PLAIN
+    )
+    o = optimizer.param_groups[0]
+    waited = 0
+    for t, step in enumerate(grads, start=0 if method == "SOAP" else 1):
+        run(optimizer, params, [step])
+        for report, cost in zip(optimizer.basis_report(), spent(optimizer), strict=True):
+            # What a computation costs beyond its least is known afterwards.
+            beyond = dearest(report, o) - LEAST[solver] * report.size**3
+            assert cost <= earned(report, 0.5, t) + beyond
+            assert (cost > 0) == (report.computations > FREE)
+    for report in optimizer.basis_report():
+        assert report.checks == len(report.history)
+        assert report.computations == sum(computed for *_, computed in report.history)
+        wanted = [value > 0.01 or t == 0 for t, value, _ in report.history]
+        assert report.waited == sum(wanted) - report.computations
+        waited += report.waited
+    assert waited > 0
+
+
+def test_a_computation_waits_until_there_is_credit_for_it():
+    tensors, grads = problem([(6, 6)], 60)
+    params = parameters(tensors)
+    optimizer = EShampoo(params, frequency=1, tau=0.0, budget=0.25, **PLAIN)
+    run(optimizer, params, grads)
+    # A plain step of a square matrix earns 0.25 · 3 d³, a basis costs 20 d³.
+    for report in optimizer.basis_report():
+        assert [t for t, _, computed in report.history if computed] == [1, 2, 3, 27, 54]
+        assert (report.computations, report.waited) == (5, 55)
+    assert spent(optimizer) == [2 * EIGH * 6**3] * 2
+
+
+@pytest.mark.parametrize(("solver", "computations"), [("eigh", 3), ("partial", 4)])
+def test_without_any_budget_only_the_first_are_computed(solver, computations):
+    # With "partial" one more: without debts, it is computed before anybody knows what it costs.
+    tensors, grads = problem([(6, 6)], 20)
+    params = parameters(tensors)
+    optimizer = EShampoo(params, frequency=1, tau=0.0, budget=0.0, solver=solver, **PLAIN)
+    run(optimizer, params, grads)
+    assert [r.computations for r in optimizer.basis_report()] == [computations] * 2
+    assert [r.waited for r in optimizer.basis_report()] == [20 - computations] * 2
+
+
+def test_what_was_spent_without_a_budget_counts_when_there_is_one():
+    tensors, grads = problem([(6, 6)], 120)
+    params = parameters(tensors)
+    optimizer = EShampoo(params, frequency=1, tau=0.0, **PLAIN)
+    run(optimizer, params, grads[:13])
+    assert spent(optimizer) == [10 * EIGH * 6**3] * 2
+    optimizer.param_groups[0]["budget"] = 2.0  # 6 d³ per step: level again at step 37
+    run(optimizer, params, grads[13:60])
+    (left, _) = optimizer.basis_report()
+    later = [t for t, _, computed in left.history if computed and t > 13]
+    assert later == [37, 40, 44, 47, 50, 54, 57, 60]
+    optimizer.param_groups[0]["budget"] = None
+    run(optimizer, params, grads[60:])
+    assert all(computed for t, _, computed in optimizer.basis_report()[0].history if t > 60)
+
+
+@pytest.mark.parametrize("solver", choices("solver"))
+def test_what_is_charged_is_what_was_done(solver):
+    tensors, grads = problem([(20, 12)], 12, condition=3.0)
+    options = {k: v for k, v in PLAIN.items() if k != "record"}
+    options |= {"frequency": 2, "tau": 0.1, "solver": solver, "qr_iterations": 4}
+    pair = Pair("EShampoo", tensors, budget=20.0, **options)
+    for step in grads:
+        pair.step(step)
+    ((block,),) = pair.oracle.blocks
+    assert spent(pair.optimizer) == block.spent
+    assert min(block.spent) > 0
+    assert [r.waited for r in pair.optimizer.basis_report()] == block.waited
+
+
+def test_factors_of_one_block_have_credit_of_their_own():
+    tensors, grads = problem([(24, 4)], 40)
+    params = parameters(tensors)
+    optimizer = EShampoo(params, frequency=1, tau=0.0, budget=1.0, **PLAIN)
+    run(optimizer, params, grads)
+    # Of its credit 3 · 24 · 4 · d t a factor pays 20 d³: the large one waits, the small one hardly.
+    large, small = optimizer.basis_report()
+    assert (large.computations, small.computations) == (FREE + 1, FREE + 36)
+
+
+def test_neighbours_do_not_change_what_waits():
+    tensors, grads = problem([(6, 6)] * 3, 30)
+    options = {**PLAIN, "frequency": "auto", "tau": 0.05, "budget": 0.25}
+    together = parameters(tensors)
+    optimizer = EShampoo(together, **options)
+    run(optimizer, together, grads)
+    for i, W in enumerate(tensors):
+        alone = parameters([W])
+        single = EShampoo(alone, **options)
+        run(single, alone, [[step[i]] for step in grads])
+        rows = optimizer.basis_report()[2 * i : 2 * i + 2]
+        assert [(r.computations, r.waited) for r in rows] == [
+            (r.computations, r.waited) for r in single.basis_report()
+        ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_states_from_before_there_was_a_budget_load(method):
+    more = {} if method == "FullMatrixAdam" else {"max_dim": 5}
+    options = {"frequency": 2, "tau": 0.0, **more}
+    optimizer, params, grads = trained(method, [(7, 5), (4,)], 10, **options)
+    assert max(spent(optimizer)) > 0
+    saved = copy.deepcopy(optimizer.state_dict())
+    for values in saved["state"].values():
+        for name in [n for n in values if n.startswith(("basis_spent", "basis_waited"))]:
+            del values[name]
+    for group in saved["param_groups"]:
+        del group["novelty"], group["budget"]
+    weights = copy.deepcopy(params)
+    resumed = METHODS[method](weights, **options)
+    run(resumed, weights, grads[:3])  # what it had spent is forgotten
+    for w, p in zip(weights, params, strict=True):
+        w.data.copy_(p.data)
+    resumed.load_state_dict(saved)
+    assert not any(spent(resumed))
+    assert all(r.waited == 0 for r in resumed.basis_report())
+    run(optimizer, params, grads)
+    run(resumed, weights, grads)
+    assert_same([p.detach() for p in params], [w.detach() for w in weights])
+
+
+@pytest.mark.parametrize("name", ["basis_checks", "basis_work", "criterion"])
+def test_other_counters_must_be_there(name):
+    optimizer, *_ = trained("EShampoo", [(4, 4)], 4)
+    saved = copy.deepcopy(optimizer.state_dict())
+    del saved["state"][0][name]
+    with pytest.raises(ValueError, match=name):
+        optimizer.load_state_dict(saved)
+
+
+def test_a_counter_of_the_wrong_shape_is_refused():
+    optimizer, *_ = trained("EShampoo", [(4, 4)], 4, merge_dims=False)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["basis_spent"] = torch.zeros(1, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="basis_spent"):
+        optimizer.load_state_dict(saved)
