@@ -28,7 +28,8 @@ def sides(shape, **options):
             {"merge_dims": "kernel", "max_dim": 64},
             ([[8], [4], [9], [9]], (0, 1, 2, 3)),
         ),
-        ((64, 1, 3, 3), {"merge_dims": "kernel"}, ([[64], [3], [3]], (0, 1, 2))),
+        # A depthwise convolution has one input: the rest of its kernel joins the first of it.
+        ((64, 1, 3, 3), {"merge_dims": "kernel"}, ([[64], [3, 3]], (0, 1))),
         ((1, 8, 1, 1), {"vectors": "full"}, ([[8]], (0,))),
     ],
 )
