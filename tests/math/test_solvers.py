@@ -47,8 +47,8 @@ def test_every_solver_returns_an_orthogonal_change_and_the_factor_seen_after_it(
     assert failed == []
     seen = []
     for change in changes:
-        V, before = whole(change, 21), A[change.which]
-        seen += change.which
+        V, before = whole(change, 21), A[change.members]
+        seen += change.members
         assert_close(V.mT @ V, torch.eye(21, dtype=V.dtype).expand_as(V), 1e-12)
         assert_close(change.factor, rotated(V, before), 1e-12)
         assert_close(change.factor, change.factor.mT, 1e-13)
@@ -108,9 +108,9 @@ def test_partial_brings_the_criterion_to_its_target_and_to_the_predicted_value(
         after = linalg.criterion(change.factor)
         assert (after <= target + 1e-14).all()
         size = change.V.shape[1]
-        expected = predicted[change.which, size] if size < d else torch.zeros_like(after)
+        expected = predicted[change.members, size] if size < d else torch.zeros_like(after)
         assert_close(after, expected, 1e-12)
-        for k, position in enumerate(change.which):
+        for k, position in enumerate(change.members):
             S = change.subset[k].tolist()
             assert set(S) == set(order[position, :size].tolist())
             assert_close(after[k].item(), oracles.criterion_after_partial(A[position], S), 1e-12)
@@ -132,7 +132,7 @@ def test_partial_takes_no_more_coordinates_than_its_batch_size_asks():
     target = 0.5 * linalg.criterion(A).min().item()
     needed = (predicted > target).sum(1)
     for change in solvers.partial(A, "rank", [target] * 6)[0]:
-        for position in change.which:
+        for position in change.members:
             assert needed[position] <= change.V.shape[1] < needed[position] + 8
     assert needed.min() < 56
 
@@ -140,7 +140,7 @@ def test_partial_takes_no_more_coordinates_than_its_batch_size_asks():
 def test_inside_partial_eigenvalues_go_to_slots_by_rank():
     A = factors(4, 24, near=0.3)
     for change in solvers.partial(A, "rank", [0.05] * 4)[0]:
-        for k, position in enumerate(change.which):
+        for k, position in enumerate(change.members):
             S = change.subset[k]
             before, after = A[position].diagonal()[S], change.factor[k].diagonal()[S]
             assert torch.equal(before.argsort(), after.argsort())
