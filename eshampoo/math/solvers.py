@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its __all__
 
 from .linalg import criterion, diagonal, mode_product, put_, take
+from .null_space import isolate_, overlapping, settle, vanishing
 
 Solver = Literal["eigh", "qr", "power", "partial"]
 Slots = Literal["rank", "match"]
@@ -60,31 +61,35 @@ def solve(
 
 def eigh(A: Tensor, slots: Slots = "rank", descending: bool = False) -> Solution:
     """V = eigvec(Λ̂), ascending as LAPACK gives them, or descending."""
-    eigenvalues, V, failed = eigenvectors(A)
+    eigenvalues, V, failed, nullity = eigenvectors(A)
     if descending:
         eigenvalues, V = eigenvalues.flip(1), V.flip(2)
     found = [k for k in range(A.shape[0]) if k not in failed]
     if failed:
         eigenvalues, V = eigenvalues[found], V[found]
-    if slots == "match":
-        columns = match(V)
-        V = _columns(V, columns)
+        nullity = [nullity[k] for k in found]
+    V, columns = _in_slots(V, vanishing(eigenvalues), nullity, slots)
+    if columns is not None:
         eigenvalues = eigenvalues.gather(1, columns)
     costs = [EIGH * A.shape[1] ** 3] * len(found)
     return ([Change(found, V, torch.diag_embed(eigenvalues), costs)] if found else []), failed
 
 
-def eigenvectors(A: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-    """Eigenvalues and eigenvectors of each matrix, and which of the matrices have none.
+def eigenvectors(
+    A: Tensor, largest: Tensor | None = None
+) -> tuple[Tensor, Tensor, list[int], list[int]]:
+    """Eigenvalues and eigenvectors of each matrix, which have none, and dim(null space) of each.
 
     A matrix that fails is tried again alone in float64, then with a little damping.
     """
     try:
         eigenvalues, V = torch.linalg.eigh(A)
-        sound = V.flatten(1).sum(1).isfinite().tolist()  # NaN or Inf anywhere shows in the sum
+        finite = V.flatten(1).sum(1).isfinite()  # NaN or Inf anywhere shows in the sum
+        zeros = vanishing(eigenvalues, largest).sum(1)
+        sound, nullity = torch.stack([finite.long(), zeros]).tolist()  # one copy to the host
     except LinAlgError:
         eigenvalues, V = A.new_zeros(A.shape[:2]), torch.zeros_like(A)
-        sound = [False] * A.shape[0]
+        sound, nullity = [0] * A.shape[0], [0] * A.shape[0]
     failed = []
     for k in (k for k, is_sound in enumerate(sound) if not is_sound):
         for damping in (0.0, 1e-6):
@@ -96,10 +101,12 @@ def eigenvectors(A: Tensor) -> tuple[Tensor, Tensor, list[int]]:
                 continue
             if bool(torch.isfinite(V_k).all()):
                 eigenvalues[k], V[k] = w, V_k
+                top = None if largest is None else largest[k : k + 1]
+                nullity[k] = int(vanishing(eigenvalues[k : k + 1], top).sum())
                 break
         else:
             failed.append(k)
-    return eigenvalues, V, failed
+    return eigenvalues, V, failed, nullity
 
 
 def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) -> Change:
@@ -111,18 +118,24 @@ def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) ->
     tau = torch.tensor(thresholds, dtype=A.dtype, device=A.device)
     going = torch.arange(len(A), device=A.device)
     rounds = torch.zeros(len(A), dtype=torch.float64, device=A.device)
-    for _ in range(iterations):
+    for iteration in range(iterations):
         rounds[going] += 1
         Q, R = torch.linalg.qr(A[going])
         B = torch.bmm(R, Q)
-        A[going] = B = (B + B.transpose(1, 2)) / 2
+        B = (B + B.transpose(1, 2)) / 2
+        if iteration == 0:
+            null = vanishing(diagonal(B))
+            nullity = null.sum(1).tolist()
+            if any(nullity):  # the iterations that follow leave isolated columns as they are
+                isolate_(B, null)
+        A[going] = B
         V[going] = torch.bmm(V[going], Q)
         going = going[criterion(B) > tau[going]]
         if len(going) == 0:
             break
-    if slots == "match":
-        columns = match(V)
-        V, A = _columns(V, columns), _columns(_columns(A, columns).transpose(1, 2), columns)
+    V, columns = _in_slots(V, null, nullity, slots)
+    if columns is not None:
+        A = _columns(_columns(A, columns).transpose(1, 2), columns)
     costs = (rounds * (QR * A.shape[1] ** 3)).tolist()
     return Change(list(range(len(A))), V, A, costs)
 
@@ -135,8 +148,14 @@ def power(A: Tensor) -> Change:
     P = diagonal(A).argsort(dim=1, descending=True)
     V, R = torch.linalg.qr(_columns(A, P))
     B = torch.bmm(R, take(V, P, 0))
+    B = (B + B.transpose(1, 2)) / 2
+    null = vanishing(diagonal(B))
+    nullity = null.sum(1).tolist()
+    if any(nullity):
+        isolate_(B, null)
+        V = settle(V, null, nullity, old=P)
     costs = [QR * A.shape[1] ** 3] * len(A)
-    return Change(list(range(len(A))), V, (B + B.transpose(1, 2)) / 2, costs, permutation=P)
+    return Change(list(range(len(A))), V, B, costs, permutation=P)
 
 
 def partial(A: Tensor, slots: Slots, targets: Sequence[float]) -> Solution:
@@ -154,16 +173,18 @@ def partial(A: Tensor, slots: Slots, targets: Sequence[float]) -> Solution:
         # S follows the diagonal: the k-th smallest eigenvalue goes to the k-th smallest entry.
         S = S.gather(1, diagonal(B).gather(1, S).argsort(dim=1))
         rows = take(B, S, 0)
-        eigenvalues, V, lost = eigenvectors(take(rows, S, 1))
+        largest = diagonal(B).amax(1)
+        eigenvalues, V, lost, nullity = eigenvectors(take(rows, S, 1), largest)
         if lost:
             failed += [members[k] for k in lost]
             keep = [k for k in range(len(members)) if k not in lost]
             members = [members[k] for k in keep]
             B, S, V, rows, eigenvalues = B[keep], S[keep], V[keep], rows[keep], eigenvalues[keep]
+            largest, nullity = largest[keep], [nullity[k] for k in keep]
         if members:
-            if slots == "match":
-                columns = match(V)
-                V, eigenvalues = _columns(V, columns), eigenvalues.gather(1, columns)
+            V, columns = _in_slots(V, vanishing(eigenvalues, largest), nullity, slots)
+            if columns is not None:
+                eigenvalues = eigenvalues.gather(1, columns)
             # VᵀΛ̂V: the rows of S turn, a diagonal stands in S×S, and the columns mirror the rows.
             rows = put_(mode_product(rows, V, 0), torch.diag_embed(eigenvalues), S, 1)
             put_(put_(B, rows, S, 0), rows.transpose(1, 2), S, 1)
@@ -204,6 +225,23 @@ def _same_size(sizes: Sequence[int], d: int) -> Iterator[tuple[int, list[int]]]:
     rounded = [min(d, -(-max(size, 1) // grain) * grain) for size in sizes]
     for size in sorted(set(rounded)):
         yield size, [k for k, s in enumerate(rounded) if s == size]
+
+
+def _in_slots(
+    V: Tensor, null: Tensor, nullity: Sequence[int], slots: Slots
+) -> tuple[Tensor, Tensor | None]:
+    """V with each column in its slot and a null space near the old one; who went where, if moved.
+
+    Columns of a null space that are arbitrary would be matched arbitrarily, so they first go to the
+    slots that the null space overlaps most with.
+    """
+    columns = None
+    if slots == "match":
+        if any(nullity):
+            V = settle(V, null, nullity, overlapping(V, null))
+        columns = match(V)
+        V, null = _columns(V, columns), null.gather(1, columns)
+    return settle(V, null, nullity), columns
 
 
 def match(V: Tensor) -> Tensor:
