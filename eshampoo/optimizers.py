@@ -2,20 +2,28 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar, final
 
+from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from . import methods
 from .engine import EigenbasisOptimizer
+from .math.solvers import Slots, Solver
 from .options import (
-    EShampooOptions,
-    FullMatrixAdamOptions,
-    KLShampooOptions,
+    Correction,
+    Eigenvalues,
+    Frequency,
+    Graft,
+    GraftScope,
+    Merge,
     Options,
-    ShampooOptions,
-    SOAPOptions,
+    Oversize,
+    Tau,
+    Variant,
+    Vectors,
     misspelt,
     offered,
 )
@@ -48,6 +56,15 @@ def takes(options: Callable[P, Options]) -> Callable[[Plain[S]], Constructor[S, 
     return decorate
 
 
+@dataclass(frozen=True, kw_only=True)
+class EShampooOptions(Options):
+    """All but the keywords of Shampoo."""
+
+    variant: Variant = field(default="shampoo", init=False)
+    trace_scaling: bool = field(default=False, init=False)
+    eigenvalues: Eigenvalues = field(default="stale", init=False)
+
+
 @final
 class EShampoo(EigenbasisOptimizer):
     """Eigenvalue-corrected Shampoo (Algorithm 2): Adam in the eigenbasis of Shampoo's factors.
@@ -63,6 +80,18 @@ class EShampoo(EigenbasisOptimizer):
     @takes(EShampooOptions)
     def __init__(self, params: ParamsT, options: Options) -> None:
         super().__init__(params, options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShampooOptions(Options):
+    """As the winner of AlgoPerf; no keyword that speaks of the second moment D."""
+
+    tau: Tau = 0.0
+    frequency: Frequency = 100
+    graft: Graft | None = "adam"
+    slots: Slots = field(default="rank", init=False)
+    beta3: float | None = field(default=None, init=False)
+    correction: Correction = field(default="naive", init=False)
 
 
 @final
@@ -82,6 +111,20 @@ class Shampoo(EigenbasisOptimizer):
         super().__init__(params, options)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SOAPOptions(EShampooOptions):
+    """The defaults of SOAP's authors."""
+
+    lr: float | Tensor = field(default=3e-3, kw_only=False)
+    betas: tuple[float, float] = field(default=(0.95, 0.95), kw_only=False)
+    tau: Tau = 0.0
+    frequency: Frequency = 10
+    solver: Solver = "power"
+    max_dim: int = 10000
+    oversize: Oversize = "identity"
+    merge_dims: Merge = False
+
+
 @final
 class SOAP(EigenbasisOptimizer):
     """SOAP, as its authors' code behaves: one power step every F steps, after the update.
@@ -99,6 +142,19 @@ class SOAP(EigenbasisOptimizer):
         super().__init__(params, options)
 
 
+@dataclass(frozen=True, kw_only=True)
+class KLShampooOptions(EShampooOptions):
+    """No keyword that speaks of the second moment D, which KL-Shampoo does not keep."""
+
+    tau: Tau = 0.0
+    frequency: Frequency = 10
+    graft: Graft | None = field(default=None, init=False)
+    graft_scope: GraftScope = field(default="parameter", init=False)
+    slots: Slots = field(default="rank", init=False)
+    beta3: float | None = field(default=None, init=False)
+    correction: Correction = field(default="naive", init=False)
+
+
 @final
 class KLShampoo(EigenbasisOptimizer):
     """KL-Shampoo: factors that whiten each other, with eigenvalues averaged at every step.
@@ -114,6 +170,17 @@ class KLShampoo(EigenbasisOptimizer):
     @takes(KLShampooOptions)
     def __init__(self, params: ParamsT, options: Options) -> None:
         super().__init__(params, options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullMatrixAdamOptions(EShampooOptions):
+    """Every parameter is one vector: there is nothing to merge or to split."""
+
+    vectors: Vectors = "full"
+    graft: Graft | None = field(default=None, init=False)
+    graft_scope: GraftScope = field(default="parameter", init=False)
+    oversize: Oversize = field(default="split", init=False)
+    merge_dims: Merge = field(default=True, init=False)
 
 
 @final

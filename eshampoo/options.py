@@ -9,30 +9,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from torch import Tensor
 
 from .checks import Every, WhenNew, when_new
 from .math.solvers import Slots, Solver
-from .rules import (
-    ABOVE_0,
-    ANYTHING,
-    AT_LEAST_0,
-    AT_LEAST_0_OR_NONE,
-    BELOW_1,
-    COUNT,
-    FREQUENCY,
-    LR,
-    PAIR,
-    POSITIVE_OR_NONE,
-    SHARE,
-    SHARE_OR_NONE,
-    SWITCH,
-    TAU,
-    Rule,
-    one_of,
-)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,6 +42,66 @@ FOREIGN_KEYS = {
     "capturable", "differentiable", "amsgrad", "decoupled_weight_decay", "lr_scale", "swa_lr",
     "max_lr", "min_lr", "base_momentum", "max_momentum",
 }  # fmt: skip
+
+
+# -------------------------------------------------------------------- rules
+
+
+class Rule(NamedTuple):
+    """What a value must be, as a test and in words."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+    def check(self, name: str, value: object) -> None:
+        """Refuse a value with the usual error."""
+        if not self.holds(value):
+            raise ValueError(
+                f"{name}={value!r} is not valid: {self.words}. Pass such a value to the "
+                f"constructor or write it into the param group"
+            )
+
+
+def number(value: object) -> float:
+    """The value, or NaN, which no rule admits, if it is not a number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else math.nan  # type: ignore[arg-type]
+
+
+def one_of(words: object, *more: object) -> Rule:
+    """One of the words of a Literal."""
+    allowed = (*more, *get_args(words))
+    return Rule(lambda v: v in allowed, f"it must be one of {', '.join(map(repr, allowed))}")
+
+
+def _is_lr(value: object) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else 0 <= number(value) < math.inf
+
+
+ANYTHING = Rule(lambda _: True, "")
+AT_LEAST_0 = Rule(lambda v: 0 <= number(v) < math.inf, "it must be at least 0")
+AT_LEAST_0_OR_NONE = Rule(lambda v: v is None or AT_LEAST_0.holds(v), AT_LEAST_0.words)
+BELOW_1 = Rule(lambda v: 0 <= number(v) < 1, "it must lie in [0, 1)")
+SHARE = Rule(lambda v: 0 <= number(v) <= 1, "it must lie in [0, 1]")
+POSITIVE_OR_NONE = Rule(
+    lambda v: v is None or 0 < number(v) < math.inf, "it must be None or more than 0"
+)
+SHARE_OR_NONE = Rule(lambda v: v is None or SHARE.holds(v), SHARE.words)
+LR = Rule(_is_lr, "it must be at least 0, and a tensor must have one element")
+PAIR = Rule(lambda v: isinstance(v, tuple | list) and len(v) == 2, "it must be a pair (β1, β2)")
+TAU = Rule(
+    lambda v: callable(v) or number(v) >= 0,
+    "it must be a number of at least 0 (0 recomputes at every check, 1 never)",
+)
+COUNT = Rule(
+    lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1,
+    "it must be a whole number of at least 1",
+)
+FREQUENCY = Rule(
+    lambda v: v == "auto" or COUNT.holds(v), "it must be 'auto' or a whole number of at least 1"
+)
+ABOVE_0 = Rule(lambda v: 0 < number(v) <= 1, "it must lie in (0, 1]")
+SWITCH = Rule(lambda v: isinstance(v, bool), "it must be True or False")
 
 
 def keyword(default: T, rule: Rule) -> T:
@@ -230,65 +272,6 @@ _RULES: dict[str, Rule] = {f.name: f.metadata["rule"] for f in fields(Options) i
 
 
 # -------------------------------------------------------------------- who offers what
-
-
-@dataclass(frozen=True, kw_only=True)
-class EShampooOptions(Options):
-    """All but the keywords of Shampoo."""
-
-    variant: Variant = field(default="shampoo", init=False)
-    trace_scaling: bool = field(default=False, init=False)
-    eigenvalues: Eigenvalues = field(default="stale", init=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShampooOptions(Options):
-    """As the winner of AlgoPerf; no keyword that speaks of the second moment D."""
-
-    tau: Tau = 0.0
-    frequency: Frequency = 100
-    graft: Graft | None = "adam"
-    slots: Slots = field(default="rank", init=False)
-    beta3: float | None = field(default=None, init=False)
-    correction: Correction = field(default="naive", init=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SOAPOptions(EShampooOptions):
-    """The defaults of SOAP's authors."""
-
-    lr: float | Tensor = field(default=3e-3, kw_only=False)
-    betas: tuple[float, float] = field(default=(0.95, 0.95), kw_only=False)
-    tau: Tau = 0.0
-    frequency: Frequency = 10
-    solver: Solver = "power"
-    max_dim: int = 10000
-    oversize: Oversize = "identity"
-    merge_dims: Merge = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class KLShampooOptions(EShampooOptions):
-    """No keyword that speaks of the second moment D, which KL-Shampoo does not keep."""
-
-    tau: Tau = 0.0
-    frequency: Frequency = 10
-    graft: Graft | None = field(default=None, init=False)
-    graft_scope: GraftScope = field(default="parameter", init=False)
-    slots: Slots = field(default="rank", init=False)
-    beta3: float | None = field(default=None, init=False)
-    correction: Correction = field(default="naive", init=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FullMatrixAdamOptions(EShampooOptions):
-    """Every parameter is one vector: there is nothing to merge or to split."""
-
-    vectors: Vectors = "full"
-    graft: Graft | None = field(default=None, init=False)
-    graft_scope: GraftScope = field(default="parameter", init=False)
-    oversize: Oversize = field(default="split", init=False)
-    merge_dims: Merge = field(default=True, init=False)
 
 
 def offered(options: type[Options]) -> list[str]:

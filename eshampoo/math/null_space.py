@@ -17,17 +17,6 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its
 
 from .linalg import diagonal, put_, take
 
-LEVEL = 8.0
-"""Eigenvalues of zero come out of a solver below 4 u λ_max for d ≤ 512, in either precision."""
-
-
-def vanishing(values: Tensor, largest: Tensor | None = None) -> Tensor:
-    """Which eigenvalues [K, d] are zero to rounding: λ ≤ 8 u λ_max, with λ_max ≥ `largest` [K]."""
-    top = values.abs().amax(1)
-    if largest is not None:
-        top = torch.maximum(top, largest)
-    return values <= LEVEL * torch.finfo(values.dtype).eps * top.unsqueeze(1)
-
 
 def settle(
     V: Tensor,

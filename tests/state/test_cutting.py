@@ -5,7 +5,7 @@ import torch
 from cases import compare, parameters
 
 from eshampoo import EShampoo
-from eshampoo.options import EShampooOptions
+from eshampoo.optimizers import EShampooOptions
 from eshampoo.state.cutting import SKINNY, every_side
 
 
