@@ -10,6 +10,7 @@ from rich.console import Console
 from eshampoo.lab.catalogue import workload
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure
+from eshampoo.lab.figures.defaults import DEFAULTS
 from eshampoo.lab.figures.draw import draw
 from eshampoo.lab.figures.jobs import run_all
 from eshampoo.lab.figures.results import add_results, stored_logs
@@ -59,10 +60,11 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
 
 def reproduce(known: argparse.Namespace, console: Console) -> int:
     """Run what is missing, draw the figure, write the table."""
-    if known.figure not in FIGURES:
-        names = ", ".join(FIGURES)
+    figures = {**FIGURES, DEFAULTS.name: DEFAULTS}
+    if known.figure not in figures:
+        names = ", ".join(figures)
         raise UserError(f"unknown figure {known.figure!r}; choose one of: {names}")
-    figure = FIGURES[known.figure]
+    figure = figures[known.figure]
     out = make_directory(known.out or Path("runs") / "figures")
     points = plan(figure, known.scale, known.seeds, known.steps)
     runs = {run.place: run for point in points for run in point.runs}
