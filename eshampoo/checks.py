@@ -3,11 +3,10 @@
 Legend: a check at step s, the next one n steps later; β is β2, ν the novelty that is asked for.
 """
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, localcontext
-from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
@@ -48,60 +47,22 @@ class WhenNew:
             return False
         steps = self._steps
         while (last := steps[-1]) < step:
-            gap = last - steps[-2] if len(steps) > 1 else 1
-            if gap == self._longest:  # and stays so: gaps never shrink
+            gap = self._gap(last)
+            if self.beta < 1 and self.beta**last < 1e-9:  # the gap does not grow any more
                 return (step - last) % gap == 0
-            steps.append(last + self._gap(last, at_least=gap))
+            steps.append(last + gap)
         return steps[bisect_left(steps, step)] == step
 
-    def _gap(self, last: int, at_least: int) -> int:
-        """The smallest n with ρ(s, s + n) ≥ ν."""
-        if self._longest is None:  # s ≤ (1 − ν) (s + n)
-            return -(-self._odds.numerator * last // self._odds.denominator)
-        gaps = range(at_least, self._longest)
-        return at_least + bisect_left(gaps, True, key=lambda n: self._is_new(last, n))
-
-    @cached_property
-    def _odds(self) -> Fraction:
-        """ν / (1 − ν)."""
-        novelty = Fraction(repr(float(self.novelty)))
-        return novelty / (1 - novelty)
-
-    @cached_property
-    def _longest(self) -> int | None:
-        """The gap that is reached at last, when β^s has vanished; those of a sum grow for ever."""
-        if self.beta == 1:
-            return None
-        enough = 1
-        while not self._is_new(None, enough):
-            enough *= 2
-        return bisect_left(range(enough), True, lo=1, key=lambda n: self._is_new(None, n))
-
-    def _is_new(self, last: int | None, n: int) -> bool:
-        """Whether β^n (1 − νβ^s) ≤ 1 − ν; without s, where β^s has vanished."""
-        old = 0.0 if last is None else self.beta**last
-        left, right = self.beta**n * (1 - self.novelty * old), 1 - self.novelty
-        # A power magnifies the rounding of β by its exponent.
-        rounding = 1e-15 * (8 + n + (last or 0) * old)
-        if abs(left - right) > rounding:
-            return left < right
-        return self._is_exactly_new(last, n)
-
-    def _is_exactly_new(self, last: int | None, n: int) -> bool:
-        """The same with as many digits as it takes.
-
-        β and ν are the decimal numbers that were written: with 0.9 and 0.1, β = 1 − ν.
-        """
-        beta, novelty = (Decimal(repr(float(x))) for x in (self.beta, self.novelty))
-        digits = 50
-        while True:
-            with localcontext(Context(prec=digits, Emin=MIN_EMIN, Emax=MAX_EMAX)) as context:
-                old = Decimal(0) if last is None else beta**last
-                left, right = beta**n * (1 - novelty * old), 1 - novelty
-                exact = not context.flags[Inexact]
-                if exact or abs(left - right) > Decimal(10) ** (5 - digits):
-                    return left <= right
-            digits *= 2
+    def _gap(self, last: int) -> int:
+        """The smallest n with ρ(s, s + n) ≥ ν; a tie such as β = 1 − ν survives rounding."""
+        beta, novelty = self.beta, self.novelty
+        if beta == 0:
+            return 1
+        if beta == 1:
+            gap = last * novelty / (1 - novelty)
+        else:
+            gap = (math.log1p(-novelty) - math.log1p(-novelty * beta**last)) / math.log(beta)
+        return max(1, math.ceil(gap * (1 - 1e-12) - 1e-9))
 
 
 # Steps that were once found are kept, for some pairs (β, ν): both may change at any step.
