@@ -40,8 +40,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
+            # An entry that is marked as a folder has no content to torch, whatever its checksum.
+            folders = [entry.filename for entry in archive.infolist() if entry.external_attr & 0x10]
+            damaged = damaged or next(iter(folders), None)
         if damaged is not None:
-            raise zipfile.BadZipFile(f"{damaged} does not match its checksum")
+            raise zipfile.BadZipFile(f"{damaged} is damaged")
         state: dict[str, Any] = torch.load(path, weights_only=True)
         state["step"], state["generator"]
     except Exception as error:  # a damaged file fails in more ways than can be listed
