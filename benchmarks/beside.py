@@ -34,6 +34,8 @@ KINDS = ("plain", "check", "refresh")
 BLOCK = 0.1
 """Seconds that a block of steps should take; at least one step, at most MOST."""
 MOST = 20
+ENOUGH = 6
+"""Alternations from which on their quartiles say something about the noise."""
 
 
 class Child:
@@ -150,6 +152,7 @@ def line(name: str, kind: str, times: Times) -> str:
     """One row of the table."""
     new, old = (median(chain(*(a.wall[side] for a in times))) for side in (0, 1))
     low, middle, high = quartiles(ratios(a.wall for a in times))
+    spread = f"{low:.3f} … {high:.3f}" if len(times) >= ENOUGH else "too few"
     cpu = median(ratios(a.cpu for a in times))
     pairs = [
         f"{median(ratios(a.wall for a in times if a.pair == pair)):.3f}"
@@ -157,7 +160,7 @@ def line(name: str, kind: str, times: Times) -> str:
     ]
     return (
         f"{name:<9} {kind:<8} {1e3 * new:>8.2f} {1e3 * old:>8.2f} {middle:>8.3f}   "
-        f"{low:.3f} … {high:.3f} {cpu:>8.3f} {len(times):>13}   {' '.join(pairs)}"
+        f"{spread:<13} {cpu:>8.3f} {len(times):>13}   {' '.join(pairs)}"
     )
 
 
