@@ -8,7 +8,8 @@ both. A ratio is the median step of this checkout over that of the other one wit
 Several pairs of processes, because milliseconds depend on where a process happens to lie in memory.
 
 On a machine that others use too, set OMP_WAIT_POLICY=PASSIVE: a thread that spins until the others
-have come keeps them from the processor, and steps take ten times as long.
+have come keeps them from the processor, and steps take ten times as long. The ratio of CPU seconds
+then depends less on what else runs.
 """
 
 import argparse
@@ -17,14 +18,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import shapes
 from .environment import HERE, ROOT
@@ -34,6 +34,8 @@ KINDS = ("plain", "check", "refresh")
 BLOCK = 0.1
 """Seconds that a block of steps should take; at least one step, at most MOST."""
 MOST = 20
+ENOUGH = 6
+"""Alternations from which on their quartiles say something about the noise."""
 
 
 class Child:
@@ -81,69 +83,84 @@ class Child:
         self.process.communicate()
 
 
-@dataclass
-class Times:
-    """All steps of one kind on one model, alternation by alternation."""
+Sides = tuple[list[float], list[float]]
+"""Seconds of every step: those of the new checkout, those of the old one."""
 
-    new: list[list[float]] = field(default_factory=list)  # seconds of every step of an alternation
-    old: list[list[float]] = field(default_factory=list)
-    pairs: list[int] = field(default_factory=list)  # the pair of processes of an alternation
-    bases: tuple[int, int] = (0, 0)  # computed in all steps, new and old
-    spent: float = 0.0  # seconds, with what is not timed
 
-    def ratios(self, pair: int | None = None) -> list[float]:
-        """New / old of every alternation, or of those of one pair of processes."""
-        numbers = zip(self.new, self.old, self.pairs, strict=True)
-        return [median(new) / median(old) for new, old, which in numbers if pair in (None, which)]
+class Alternation(NamedTuple):
+    """Blocks A B B A of one kind of step."""
 
-    def alternate_(self, children: Sequence[Child], kind: str, steps: int, pair: int) -> None:
-        """A B B A, and B A A B the next time; the first child is the new one."""
-        begin = time.perf_counter()
-        seconds: tuple[list[float], list[float]] = ([], [])
-        bases = list(self.bases)
-        first = len(self.new) % 2
+    pair: int  # the pair of processes that it ran in
+    wall: Sides
+    cpu: Sides
+    bases: tuple[int, int]  # computed in all steps, new and old
+
+    @classmethod
+    def run(
+        cls, children: Sequence[Child], kind: str, steps: int, pair: int, first: int
+    ) -> "Alternation":
+        """Begin and end with child `first`; child 0 is the new one."""
+        wall: Sides = ([], [])
+        cpu: Sides = ([], [])
+        bases = [0, 0]
         for which in (first, 1 - first, 1 - first, first):
             found = children[which].ask({"kind": kind, "steps": steps})
-            seconds[which].extend(found["seconds"])
+            wall[which].extend(found["wall"])
+            cpu[which].extend(found["cpu"])
             bases[which] += found["bases"]
-        self.new.append(seconds[0])
-        self.old.append(seconds[1])
-        self.pairs.append(pair)
-        self.bases = (bases[0], bases[1])
-        self.spent += time.perf_counter() - begin
+        return cls(pair, wall, cpu, (bases[0], bases[1]))
+
+
+Times = list[Alternation]
 
 
 def measure(name: str, trees: Sequence[Path], options: argparse.Namespace) -> dict[str, Times]:
     """All kinds of steps on one model, each for about the same time; at least one alternation."""
-    found = {kind: Times() for kind in KINDS}
+    times: dict[str, Times] = {kind: [] for kind in KINDS}
+    spent = dict.fromkeys(KINDS, 0.0)
     work = {"shapes": shapes.named(name), "threads": options.threads}
     for pair in range(options.pairs):
         with ExitStack() as stack:
             children = [stack.enter_context(Child(tree, work)) for tree in trees]
             # The first step of a kind is slow and says only how many make a block.
-            first = {
-                kind: min(child.ask({"kind": kind, "steps": 1})["seconds"][0] for child in children)
+            seconds = {
+                kind: min(child.ask({"kind": kind, "steps": 1})["wall"][0] for child in children)
                 for kind in KINDS
             }
-            steps = {kind: min(max(round(BLOCK / first[kind]), 1), MOST) for kind in KINDS}
-            begin = time.perf_counter()
-            while (
-                waiting := [kind for kind in KINDS if pair not in found[kind].pairs]
-            ) or time.perf_counter() - begin < options.seconds:
-                kind = min(waiting or KINDS, key=lambda kind: found[kind].spent)
-                found[kind].alternate_(children, kind, steps[kind], pair)
-    return found
+            end = time.perf_counter() + options.seconds
+            waiting = list(KINDS)
+            while waiting or time.perf_counter() < end:
+                kind = waiting.pop(0) if waiting else min(KINDS, key=lambda kind: spent[kind])
+                steps = min(max(round(BLOCK / seconds[kind]), 1), MOST)
+                begin = time.perf_counter()
+                first = len(times[kind]) % 2  # A B B A, then B A A B
+                times[kind].append(Alternation.run(children, kind, steps, pair, first))
+                spent[kind] += time.perf_counter() - begin
+    return times
+
+
+def ratios(sides: Iterable[Sides]) -> list[float]:
+    """New / old of alternations, each of the median step.
+
+    >>> ratios([([1.0, 3.0], [4.0, 4.0]), ([3.0, 3.0], [1.0, 3.0])])
+    [0.5, 1.5]
+    """
+    return [median(new) / median(old) for new, old in sides]
 
 
 def line(name: str, kind: str, times: Times) -> str:
     """One row of the table."""
-    low, middle, high = quartiles(times.ratios())
-    new, old = list(chain(*times.new)), list(chain(*times.old))
-    pairs = [f"{median(times.ratios(pair)):.3f}" for pair in sorted(set(times.pairs))]
+    new, old = (median(chain(*(a.wall[side] for a in times))) for side in (0, 1))
+    low, middle, high = quartiles(ratios(a.wall for a in times))
+    spread = f"{low:.3f} … {high:.3f}" if len(times) >= ENOUGH else "too few"
+    cpu = median(ratios(a.cpu for a in times))
+    pairs = [
+        f"{median(ratios(a.wall for a in times if a.pair == pair)):.3f}"
+        for pair in sorted({a.pair for a in times})
+    ]
     return (
-        f"{name:<9} {kind:<8} {1e3 * median(new):>8.2f} {1e3 * median(old):>8.2f} {middle:>8.3f}   "
-        f"{low:.3f} … {high:.3f} {min(new) / min(old):>8.3f} {len(times.pairs):>13}   "
-        f"{' '.join(pairs)}"
+        f"{name:<9} {kind:<8} {1e3 * new:>8.2f} {1e3 * old:>8.2f} {middle:>8.3f}   "
+        f"{spread:<13} {cpu:>8.3f} {len(times):>13}   {' '.join(pairs)}"
     )
 
 
@@ -170,12 +187,12 @@ def main(arguments: list[str] | None = None) -> None:
     begin = time.perf_counter()
     print(
         f"{'model':<9} {'step':<8} {'new ms':>8} {'old ms':>8} {'new/old':>8}   {'quartiles':<13} "
-        f"{'fastest':>8} {'alternations':>13}   by pair of processes"
+        f"{'CPU':>8} {'alternations':>13}   by pair of processes"
     )
     for name in options.only.split(","):
         for kind, times in measure(name, trees, options).items():
             print(line(name, kind, times), flush=True)
-            new, old = times.bases
+            new, old = (sum(a.bases[side] for a in times) for side in (0, 1))
             if new != old:
                 print(
                     f"  not the same work: {new} bases computed here, {old} in the other checkout"

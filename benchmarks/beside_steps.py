@@ -43,7 +43,7 @@ class Worker:
             group.update(KINDS[kind])
 
     def block(self, kind: str, steps: int) -> dict[str, Any]:
-        """Seconds of so many steps of one kind on new gradients, and the bases that they computed.
+        """Seconds of some steps of one kind on new gradients, and the bases that they computed.
 
         A plain step comes first and is not timed: it fills the caches again and outlasts threads
         of the other process that still wait for work.
@@ -55,12 +55,13 @@ class Worker:
         self.optimizer.step()
         self.set(kind)
         before = self.optimizer.basis_computations
-        seconds = []
+        wall, cpu = [], []
         for _ in range(steps):
-            begin = time.perf_counter()
+            begin, busy = time.perf_counter(), time.process_time()
             self.optimizer.step()
-            seconds.append(time.perf_counter() - begin)
-        return {"seconds": seconds, "bases": self.optimizer.basis_computations - before}
+            wall.append(time.perf_counter() - begin)
+            cpu.append(time.process_time() - busy)
+        return {"wall": wall, "cpu": cpu, "bases": self.optimizer.basis_computations - before}
 
 
 def answer(value: Mapping[str, object]) -> None:

@@ -70,7 +70,7 @@ def test_two_checkouts_take_the_same_steps_side_by_side(capsys):
     assert "not the same work" not in out
 
 
-def test_blocks_alternate_and_the_other_checkout_begins_every_second_time():
+def test_the_blocks_of_an_alternation_are_mirrored():
     asked = []
 
     class Child:
@@ -79,15 +79,13 @@ def test_blocks_alternate_and_the_other_checkout_begins_every_second_time():
 
         def ask(self, request):
             asked.append(self.name)
-            return {"seconds": [self.seconds] * request["steps"], "bases": 1}
+            seconds = [self.seconds] * request["steps"]
+            return {"wall": seconds, "cpu": [2 * x for x in seconds], "bases": 1}
 
-    times = beside.Times()
-    for pair in range(2):
-        times.alternate_([Child("A", 3.0), Child("B", 2.0)], "plain", 2, pair)
+    children = [Child("A", 3.0), Child("B", 2.0)]
+    found = [beside.Alternation.run(children, "plain", 2, 0, first) for first in (0, 1)]
     assert "".join(asked) == "ABBABAAB"
-    assert times.ratios() == [1.5, 1.5]
-    assert times.ratios(pair=1) == [1.5]
-    assert times.bases == (4, 4)
+    assert found[0] == found[1] == (0, ([3.0] * 4, [2.0] * 4), ([6.0] * 4, [4.0] * 4), (2, 2))
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
