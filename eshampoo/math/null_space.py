@@ -20,6 +20,9 @@ from .linalg import diagonal, put_, take
 LEVEL = 8.0
 """Eigenvalues of zero come out of a solver below 4 u λ_max for d ≤ 512, in either precision."""
 
+APART = 1e-4
+"""A direction whose overlap σ with all slots is below this has none that it is near to."""
+
 
 def vanishing(values: Tensor, largest: Tensor | None = None) -> Tensor:
     """Which eigenvalues [K, d] are zero to rounding: λ ≤ 8 u λ_max, with λ_max ≥ `largest` [K]."""
@@ -93,19 +96,26 @@ def _polar(W: Tensor, V_0: Tensor) -> Tensor:
     """
     try:
         U, sigma, Xt = torch.linalg.svd(W)
-        lost = sigma < torch.finfo(W.dtype).eps ** 0.25
+        lost = sigma < APART
         if bool(lost.any()):
             U_0, X_0 = U * lost.unsqueeze(1), (Xt * lost.unsqueeze(2)).transpose(1, 2)
             directions = torch.bmm(V_0, X_0)
             # (1 − |k − l|)₊: the k-th coordinate of the lost directions is to go to the l-th slot.
             places = _places(directions).unsqueeze(1) - _places(U_0).unsqueeze(2)
-            target = torch.bmm((1 - places.abs()).clamp_min_(0.0), directions)
+            target = torch.bmm((1 - places.abs()).clamp_min_(0.0), _weighted(directions))
+            target = _weighted(target)
             target = torch.bmm(U_0, torch.bmm(U_0.transpose(1, 2), target))
             kept = torch.bmm(U * ~lost.unsqueeze(1), Xt)
             U, _, Xt = torch.linalg.svd(kept + torch.bmm(target, X_0.transpose(1, 2)))
     except LinAlgError:  # any basis of the null space diagonalises Λ̂: keep the solver's
         return torch.eye(W.shape[1], dtype=W.dtype, device=W.device).expand_as(W)
     return torch.bmm(U, Xt)
+
+
+def _weighted(X: Tensor) -> Tensor:
+    """Rows times weights that differ, from 1 to 2: x_i − x_j meets x_i + x_j, and is not lost."""
+    d = X.shape[1]
+    return X * (1 + torch.arange(d, dtype=X.dtype, device=X.device) / d).unsqueeze(1)
 
 
 def _places(X: Tensor) -> Tensor:
