@@ -137,40 +137,129 @@ def criterion_after_partial(Λ: Tensor, S: list[int]) -> float:
     return criterion(inside(Λ, S).T @ Λ @ inside(Λ, S))
 
 
-def inside(Λ: Tensor, S: list[int]) -> Tensor:
+def inside(Λ: Tensor, S: list[int], slots: str = "rank") -> Tensor:
     """V with V_S = eigvec(Λ̂[S, S]), ascending, and the identity elsewhere."""
     V = torch.eye(len(Λ), dtype=Λ.dtype)
     rows, columns = torch.meshgrid(torch.tensor(S), torch.tensor(S), indexing="ij")
     if S:
-        V[rows, columns] = torch.linalg.eigh(Λ[rows, columns]).eigenvectors
+        λ, V_S = torch.linalg.eigh(Λ[rows, columns])
+        V[rows, columns] = in_slots(V_S, zeros(λ, Λ.diag().max().item()), slots)
     return V
 
 
-def qr_algorithm(L: Tensor, Q: Tensor, tau: float, iterations: int) -> Tensor:
+def zeros(λ: Tensor, largest: float = 0.0) -> list[int]:
+    """Which eigenvalues are zero to rounding: λ ≤ 8 u λ_max."""
+    limit = 8 * torch.finfo(λ.dtype).eps * max(λ.abs().max().item(), largest)
+    return [j for j in range(len(λ)) if λ[j].item() <= limit]
+
+
+def stay(V: Tensor, null: list[int], slots: list[int] | None = None) -> Tensor:
+    """The null columns of V turned within their span to be nearest to the unit vectors of `slots`.
+
+    Orthogonal Procrustes: with V_0[slots, :] = U Σ Xᵀ the answer is V_0 X Uᵀ. Directions with
+    σ = 0 are as near to every free slot; the k-th coordinate they reach goes to the k-th free slot
+    (with weights from 1 to 2, so that symmetric directions do not meet at right angles again).
+    """
+    if not null:
+        return V
+    V_0 = V[:, null]
+    U, σ, Xt = torch.linalg.svd(V_0[null if slots is None else slots, :])
+    turn = torch.zeros_like(Xt)
+    lost = []
+    for k in range(len(null)):
+        if σ[k] < 1e-4:
+            lost.append(k)
+        else:
+            turn += torch.outer(Xt[k], U[:, k])
+    if lost:
+        reached, free = V_0 @ Xt[lost].T, U[:, lost]
+        near = torch.zeros(len(V), len(null), dtype=V.dtype)
+        before_c = 0.0
+        for c in range(len(V)):
+            here_c = (reached[c] ** 2).sum().item()
+            before_s = 0.0
+            for s in range(len(null)):
+                here_s = (free[s] ** 2).sum().item()
+                apart = abs((before_c + here_c / 2) - (before_s + here_s / 2))
+                near[c, s] = max(0.0, 1 - apart) * (1 + c / len(V)) * (1 + s / len(null))
+                before_s += here_s
+            before_c += here_c
+        A, _, Bt = torch.linalg.svd(reached.T @ near @ free)
+        turn += Xt[lost].T @ A @ Bt @ free.T
+    V = V.clone()
+    V[:, null] = V_0 @ turn
+    return V
+
+
+def in_slots(V: Tensor, null: list[int], slots: str) -> Tensor:
+    """The columns of V by rank as they come, or matched to the old ones; a null space stays."""
+    if slots == "match":
+        overlap = (V[:, null] ** 2).sum(1)
+        most = sorted(range(len(V)), key=lambda i: -overlap[i].item())[: len(null)]
+        order = matched(stay(V, null, sorted(most))).tolist()
+        V = stay(V, null, sorted(most))[:, order]
+        null = [j for j in range(len(V)) if order[j] in null]
+    return stay(V, null)
+
+
+def eigenbasis(L: Tensor, Q: Tensor, slots: str, descending: bool = False) -> Tensor:
+    """The eigenvectors of L, those of the null space near to the columns of Q."""
+    λ, Q_new = torch.linalg.eigh(L)
+    if descending:
+        λ, Q_new = λ.flip(0), Q_new.flip(1)
+    return Q @ in_slots(Q.T @ Q_new, zeros(λ), slots)
+
+
+def independent_first(Λ: Tensor) -> Tensor:
+    """Q of Λ̂ = QR, where columns that depend on those before them had to wait for the others."""
+    Q, R = torch.linalg.qr(Λ)
+    waiting = zeros(R.diag().abs())
+    order = [j for j in range(len(Λ)) if j not in waiting] + waiting
+    if order != list(range(len(Λ))):
+        Q[:, order] = torch.linalg.qr(Λ[:, order]).Q
+    return Q
+
+
+def qr_algorithm(L: Tensor, Q: Tensor, tau: float, iterations: int, slots: str = "rank") -> Tensor:
     """QR iterations from Q until the criterion holds, Algorithm 4 (its test printed inverted)."""
-    return counted_qr_algorithm(L, Q, tau, iterations)[0]
+    return counted_qr_algorithm(L, Q, tau, iterations, slots)[0]
 
 
-def counted_qr_algorithm(L: Tensor, Q: Tensor, tau: float, iterations: int) -> tuple[Tensor, int]:
+def counted_qr_algorithm(
+    L: Tensor, Q: Tensor, tau: float, iterations: int, slots: str
+) -> tuple[Tensor, int]:
     """The same, and how many iterations it took."""
     Λ = Q.T @ L @ Q
+    V = torch.eye(len(Λ), dtype=Λ.dtype)
+    null: list[int] = []
     i = 0
     while criterion(Λ) > tau and i < iterations:
-        V, upper = torch.linalg.qr(Λ)
-        Λ = upper @ V
-        Q = Q @ V
+        step = independent_first(Λ) if i == 0 else torch.linalg.qr(Λ).Q
+        Λ = step.T @ Λ @ step
+        if i == 0:
+            null = zeros(Λ.diag())
+        for j in null:  # what is left there is rounding, and would turn the null space again
+            rest = Λ[j, j].item()
+            Λ[j, :], Λ[:, j] = 0.0, 0.0
+            Λ[j, j] = rest
+        V = V @ step
         i += 1
-    return Q, i
+    return Q @ in_slots(V, null, slots), i
 
 
 def power_step(L: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
     """SOAP's step qr(L Q P), P sorting diag(Qᵀ L Q) descending; also P as an index."""
-    order = torch.argsort((Q.T @ L @ Q).diag(), descending=True, stable=True)
-    return torch.linalg.qr(L @ Q[:, order]).Q, order
+    Λ = Q.T @ L @ Q
+    order = torch.argsort(Λ.diag(), descending=True, stable=True)
+    V = independent_first(Λ[:, order])
+    null = zeros((V.T @ Λ @ V).diag())
+    return Q @ stay(V, null, order[null].tolist()), order
 
 
-def partial_change(Λ: Tensor, target: float, grain: int = 8) -> tuple[Tensor, list[int]]:
-    """V that diagonalises Λ̂[S, S] alone, and S, which brings the criterion to the target.
+def partial_change(
+    Λ: Tensor, target: float, slots: str = "rank", grain: int = 8
+) -> tuple[Tensor, int]:
+    """V that diagonalises Λ̂[S, S] alone, and |S|, with an S that brings the criterion to its target.
 
     S takes coordinates by the off-diagonal energy of their rows until the target is met (design,
     section 2), and then up to a multiple of `grain`, the library's batch size; the k-th smallest
@@ -184,7 +273,7 @@ def partial_change(Λ: Tensor, target: float, grain: int = 8) -> tuple[Tensor, l
         size += 1
     size = min(d, max(1, math.ceil(size / grain)) * grain)
     S = sorted(by_energy[:size], key=lambda i: Λ[i, i].item())
-    return inside(Λ, S), S
+    return inside(Λ, S, slots), size
 
 
 def matched(V: Tensor) -> Tensor:
@@ -390,20 +479,15 @@ class Oracle:
             return False
         order, d = None, len(L)
         if self.solver == "eigh":
-            Q_new, cost = torch.linalg.eigh(L).eigenvectors, 20 * d**3
+            Q_new, cost = eigenbasis(L, Q, self.slots), 20 * d**3
         elif self.solver == "qr":  # the library makes its first iteration without a test
-            Q_new, iterations = counted_qr_algorithm(L, Q, tau, self.qr_iterations)
+            Q_new, iterations = counted_qr_algorithm(L, Q, tau, self.qr_iterations, self.slots)
             cost = max(1, iterations) * 9 * d**3
         elif self.solver == "power":
             (Q_new, order), cost = power_step(L, Q), 9 * d**3
         else:
-            V, S = partial_change(Q.T @ L @ Q, self.refresh_to * tau)
-            cost = 20 * len(S) ** 3 + 2 * d * len(S) ** 2
-            if self.slots == "match":
-                V[:, S] = V[:, S][:, matched(V[S][:, S])]
-            Q_new = Q @ V
-        if self.slots == "match" and self.solver in ("eigh", "qr"):
-            Q_new = Q_new[:, matched(Q.T @ Q_new)]
+            V, size = partial_change(Q.T @ L @ Q, self.refresh_to * tau, self.slots)
+            Q_new, cost = Q @ V, 20 * size**3 + 2 * d * size**2
         if self.correction == "basis_aware":  # D ← (Q_newᵀ Q)^{⊙2} D on this mode
             block.D = mode_product((Q_new.T @ Q) ** 2, block.D, i)
         elif order is not None and self.scale_moves:
@@ -589,7 +673,7 @@ class SOAP(Oracle):
         self.observe_(block, G)
         for i, L in enumerate(block.L):
             if L is not None:
-                block.Q[i] = torch.linalg.eigh(L).eigenvectors.flip(1)
+                block.Q[i] = eigenbasis(L, block.Q[i], "rank", descending=True)
                 self.count_(block, i, 20 * len(L) ** 3)
         block.observed = True
 

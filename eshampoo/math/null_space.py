@@ -17,6 +17,9 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its
 
 from .linalg import diagonal, put_, take
 
+# A direction whose overlap σ with all slots is below this has none that it is near to.
+APART = 1e-4
+
 
 def settle(
     V: Tensor,
@@ -58,7 +61,7 @@ def nearest(
     V_0 = take(V, columns, 1)
     W = take(V_0, slots, 0).masked_fill(~(inside.unsqueeze(1) & inside.unsqueeze(2)), 0.0)
     diagonal(W).masked_fill_(~inside, 1.0)
-    turned = torch.bmm(V_0, _polar(W, V_0, slots).transpose(1, 2))
+    turned = torch.bmm(V_0, _polar(W, V_0).transpose(1, 2))
     return put_(V.clone(), torch.where(inside.unsqueeze(1), turned, V_0), columns, 1)
 
 
@@ -72,10 +75,42 @@ def overlapping(V: Tensor, null: Tensor) -> Tensor:
     return torch.empty_like(columns).scatter_(1, columns, slots)
 
 
-def _polar(W: Tensor, V_0: Tensor, slots: Tensor) -> Tensor:
-    """The orthogonal matrix UXᵀ nearest to W = UΣXᵀ."""
+def _polar(W: Tensor, V_0: Tensor) -> Tensor:
+    """UXᵀ, the orthogonal matrix nearest to W = V_0[slots, :] = UΣXᵀ.
+
+    A direction of the null space at right angles to all slots (σ = 0) is as near to one free slot
+    as to another: U_0 and X_0 would be arbitrary again. It often happens, because gradients have
+    rows of zeros and because columns change their places. These directions go to the free slots
+    in order, as far as they have one.
+    """
     try:
-        U, _, Xt = torch.linalg.svd(W)
+        U, sigma, Xt = torch.linalg.svd(W)
+        lost = sigma < APART
+        if bool(lost.any()):
+            U_0, X_0 = U * lost.unsqueeze(1), (Xt * lost.unsqueeze(2)).transpose(1, 2)
+            directions = torch.bmm(V_0, X_0)
+            # (1 − |k − l|)₊: the k-th coordinate of the lost directions is to go to the l-th slot.
+            places = _places(directions).unsqueeze(1) - _places(U_0).unsqueeze(2)
+            target = torch.bmm((1 - places.abs()).clamp_min_(0.0), _weighted(directions))
+            target = _weighted(target)
+            target = torch.bmm(U_0, torch.bmm(U_0.transpose(1, 2), target))
+            kept = torch.bmm(U * ~lost.unsqueeze(1), Xt)
+            U, _, Xt = torch.linalg.svd(kept + torch.bmm(target, X_0.transpose(1, 2)))
     except LinAlgError:  # any basis of the null space diagonalises Λ̂: keep the solver's
         return torch.eye(W.shape[1], dtype=W.dtype, device=W.device).expand_as(W)
     return torch.bmm(U, Xt)
+
+
+def _weighted(X: Tensor) -> Tensor:
+    """Rows times weights that differ, from 1 to 2: x_i − x_j meets x_i + x_j, and is not lost."""
+    d = X.shape[1]
+    return X * (1 + torch.arange(d, dtype=X.dtype, device=X.device) / d).unsqueeze(1)
+
+
+def _places(X: Tensor) -> Tensor:
+    """Where each coordinate stands in the span of the orthonormal (or zero) columns of X.
+
+    For the span of some unit vectors these are ½, 3/2, …; in general a running sum of ‖x_i‖².
+    """
+    shares = X.square().sum(2)
+    return shares.cumsum(1) - shares / 2

@@ -132,14 +132,11 @@ def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) ->
     rounds = torch.zeros(len(A), dtype=torch.float64, device=A.device)
     for iteration in range(iterations):
         rounds[going] += 1
-        Q, R = torch.linalg.qr(A[going])
-        B = torch.bmm(R, Q)
-        B = (B + B.transpose(1, 2)) / 2
-        if iteration == 0:
-            null = vanishing(diagonal(B))
-            nullity = null.sum(1).tolist()
-            if any(nullity):  # the iterations that follow leave isolated columns as they are
-                isolate_(B, null)
+        if iteration == 0:  # the iterations that follow leave the isolated columns as they are
+            Q, B, null, nullity = _decompose(A)
+        else:
+            Q, R = torch.linalg.qr(A[going])
+            B = _symmetric(torch.bmm(R, Q))
         A[going] = B
         V[going] = torch.bmm(V[going], Q)
         going = going[criterion(B) > tau[going]]
@@ -158,16 +155,40 @@ def power(A: Tensor) -> Change:
     Λ̂P = VR, so that VᵀΛ̂V = RPᵀV: one product.
     """
     P = diagonal(A).argsort(dim=1, descending=True)
-    V, R = torch.linalg.qr(_columns(A, P))
-    B = torch.bmm(R, take(V, P, 0))
-    B = (B + B.transpose(1, 2)) / 2
-    null = vanishing(diagonal(B))
-    nullity = null.sum(1).tolist()
-    if any(nullity):
-        isolate_(B, null)
-        V = settle(V, null, nullity, old=P)
+    V, B, null, nullity = _decompose(A, P)
+    V = settle(V, null, nullity, old=P)
     costs = [QR * A.shape[1] ** 3] * len(A)
     return Change(list(range(len(A))), V, B, costs, permutation=P)
+
+
+def _decompose(A: Tensor, P: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """Λ̂P = QR: Q, QᵀΛ̂Q, which columns of Q are in the null space, and how many.
+
+    Where a column depends on those before it, Q has an arbitrary one, which takes its part of what
+    comes later. Such columns therefore come last; then the arbitrary ones span the null space.
+    """
+    X = A if P is None else _columns(A, P)
+    Q, R = torch.linalg.qr(X)
+    B = _symmetric(torch.bmm(R, Q if P is None else take(Q, P, 0)))
+    null, dependent = vanishing(diagonal(B)), vanishing(diagonal(R).abs())
+    early = (dependent[:, :-1] & ~dependent[:, 1:]).any(1)
+    again, nullity = torch.stack([early.long(), null.sum(1)]).tolist()  # one copy to the host
+    members = [k for k, is_early in enumerate(again) if is_early]
+    if members:
+        order = dependent[members].byte().argsort(dim=1, stable=True)
+        Q_k = torch.linalg.qr(_columns(X[members], order)).Q
+        Q_k = put_(torch.empty_like(Q_k), Q_k, order, 1)
+        Q[members] = Q_k
+        B[members] = _symmetric(torch.bmm(Q_k.transpose(1, 2), torch.bmm(A[members], Q_k)))
+        null = vanishing(diagonal(B))
+        nullity = null.sum(1).tolist()
+    if any(nullity):
+        isolate_(B, null)
+    return Q, B, null, nullity
+
+
+def _symmetric(A: Tensor) -> Tensor:
+    return (A + A.transpose(1, 2)) / 2
 
 
 def partial(A: Tensor, slots: Slots, targets: Sequence[float]) -> Solution:

@@ -1,0 +1,87 @@
+"""One ulp in the gradients stays one, also where factors have no full rank (design, section 5)."""
+
+import cases
+import pytest
+import torch
+from torch import nn
+
+METHODS = {
+    # D is kept when a basis changes, so a quotient can be as large as 1/ε for a step; the bound
+    # takes that away, and what is left is the rounding of a gradient, divided by ε.
+    "EShampoo": {"correction": "bounded", "eps": 1e-4},
+    "FullMatrixAdam": {"correction": "bounded", "eps": 1e-4},
+    "SOAP": {"eps": 1e-4},
+    "Shampoo": {},
+}
+ALLOWED = 1e-9
+
+
+class Thin(nn.Module):
+    """Layers of shapes (3, 20), (16, 3), (16, 2), (7, 16) and (1, 7)."""
+
+    def __init__(self, generator):
+        super().__init__()
+        for name, shape in zip("abcde", [(3, 20), (16, 3), (16, 2), (7, 16), (1, 7)], strict=True):
+            W = torch.randn(shape, generator=generator, dtype=torch.float64) / shape[1] ** 0.5
+            setattr(self, name, nn.Parameter(W))
+        self.bias = nn.Parameter(torch.zeros(7, dtype=torch.float64))
+
+    def forward(self, x, z):
+        h = torch.tanh(torch.tanh(x @ self.a.T) @ self.b.T + z @ self.c.T)
+        return torch.tanh(h @ self.d.T + self.bias) @ self.e.T
+
+
+def trained(method, batch, zeros, ulp, **options):
+    """The parameters after 24 steps with gradients of few samples, each disturbed by `ulp`."""
+    generator, noise = (torch.Generator().manual_seed(seed) for seed in (3, 5))
+    model = Thin(generator)
+    X, Z, Y = (torch.randn(32, n, generator=generator, dtype=torch.float64) for n in (20, 2, 1))
+    if zeros:  # inputs that never come, and others that stop coming
+        X[:, ::3], X[16:, 1::3] = 0.0, 0.0
+    optimizer = cases.METHODS[method](model.parameters(), lr=1e-2, **options)
+    for t in range(24):
+        at = torch.arange(t * batch, (t + 1) * batch) % 32
+        optimizer.zero_grad()
+        (model(X[at], Z[at]) - Y[at]).square().mean().backward()
+        for p in model.parameters():
+            disturbance = torch.randn(p.shape, generator=noise, dtype=torch.float64)
+            p.grad *= 1 + ulp * disturbance
+        optimizer.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def drift(method, batch, zeros, **options):
+    one, two = (trained(method, batch, zeros, ulp, **options) for ulp in (0.0, 2e-16))
+    return (one - two).abs().max().item()
+
+
+def settings():
+    for method in METHODS:
+        for solver in ("eigh", "qr", "partial", "power"):
+            for merge_dims in (False, True) if method != "FullMatrixAdam" else (None,):
+                options = {"solver": solver}
+                if merge_dims is not None:
+                    options["merge_dims"] = merge_dims
+                yield pytest.param(method, options, id=f"{method} {solver} merged={merge_dims}")
+
+
+@pytest.mark.parametrize(("method", "options"), settings())
+@pytest.mark.parametrize(
+    ("frequency", "batch", "zeros"), [(1, 4, False), (3, 1, False), (3, 4, True)]
+)
+def test_an_ulp_in_the_gradients_stays_one(method, options, frequency, batch, zeros):
+    options = {**METHODS[method], **options, "frequency": frequency, "tau": 0.0}
+    assert drift(method, batch, zeros, **options) < ALLOWED
+
+
+@pytest.mark.parametrize("solver", ["eigh", "qr", "partial"])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_an_ulp_stays_one_with_matched_slots(solver, zeros):
+    options = {**METHODS["EShampoo"], "solver": solver, "slots": "match", "merge_dims": True}
+    assert drift("EShampoo", 4, zeros, frequency=3, tau=0.0, **options) < ALLOWED
+
+
+@pytest.mark.parametrize("merge_dims", [False, True])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_an_ulp_stays_one_with_the_defaults_of_eshampoo(merge_dims, batch):
+    assert drift("EShampoo", batch, False, frequency=3, merge_dims=merge_dims) < ALLOWED
