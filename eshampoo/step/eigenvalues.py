@@ -52,9 +52,9 @@ def first_eigenvalue(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor
     that of G² each, and so D that of G⁴.
     """
     share = c.share2 / bias(o.betas[1], s.step.clamp_min(1.0)).unsqueeze(1)
-    norm = torch.linalg.vector_norm(G.flatten(1), dim=1, keepdim=True)
-    rms = norm * (share / math.prod(G.shape[1:])).sqrt()
-    return rms ** (2 / max(1, len(s.factors)))
+    rms: Tensor = torch.linalg.vector_norm(G.flatten(1), dim=1, keepdim=True)
+    rms = rms * (share / math.prod(G.shape[1:])).sqrt()
+    return rms ** (2 / len(s.factors))
 
 
 # -------------------------------------------------------------------- scale: what it keeps
@@ -78,7 +78,9 @@ def by_eigenvalues_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) 
     M = momentum_(s, G, c, o, p)
     root = torch.ones_like(per_block(s.step, M))
     for i, values in s.diagonals.items():
-        root = root * along(damped_spectrum(values, s.step, o) ** p, i, M.dim() - 1)
+        eigenvalues = damped_spectrum(values, s.step, o)
+        power = eigenvalues.sqrt() if p == 0.5 else eigenvalues**p
+        root = root * along(power, i, M.dim() - 1)
     return M / (root + max(o.eps, 1e-30))
 
 
