@@ -162,7 +162,8 @@ class KLShampoo(EigenbasisOptimizer):
         L ← β2 L + (1−β2)/n · G R⁻¹ Gᵀ,   R ← β2 R + (1−β2)/m · Gᵀ L⁻¹ G
         U = Q_L λ_L^{-1/2} ( Q_LᵀMQ_R ) λ_R^{-1/2} Q_Rᵀ
 
-    No grafting and no second moment of the parameter's size.
+    with 0.01 of their mean added to all λ, also in R⁻¹ and L⁻¹, and L = R = √(E G²)·I at the first
+    gradient. No grafting and no second moment of the parameter's size.
     """
 
     method, options = methods.KL_SHAMPOO, KLShampooOptions

@@ -118,8 +118,6 @@ def posed(method: str, options: dict) -> dict:
     """The options, without those that make a problem ill-posed."""
     if method == "SOAP":  # its first basis comes from one gradient: only whole square blocks
         options = {**options, "vectors": "adam", "merge_dims": False, "max_dim": 24}
-    if method == "KLShampoo":  # before full rank λ is ε in places, and 1/ε magnifies all rounding
-        options = {**options, "eps": 1e-3}
     return options
 
 

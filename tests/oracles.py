@@ -692,7 +692,11 @@ class SOAP(Oracle):
 
 @dataclass
 class KLShampoo(Oracle):
-    """KL-Shampoo: each factor whitened by the others, eigenvalues of every step."""
+    """KL-Shampoo: each factor whitened by the others, eigenvalues of every step.
+
+    S_i = Q (λ + 0.01 mean λ) Qᵀ with λ = diag(Qᵀ L_i Q)/(1−β2^t). Before any signal S_i = s I,
+    where s^k = E G² is the bias-corrected average of the mean square of G.
+    """
 
     _: KW_ONLY
     tau: float | Callable[[int], float] = 0.0
@@ -706,11 +710,25 @@ class KLShampoo(Oracle):
         self.observe_(block, G)
         if self.checks(block):
             self.refresh_(block)
-        return apply(self.powers(block, -1 / 2, block.t), M)
+        root = torch.ones_like(M)
+        for i, λ in enumerate(self.spectra(block, block.t)):
+            if λ is not None:
+                root = mode_product(torch.diag(λ.sqrt()), root, i)
+        return apply(block.Q, apply(transposed(block.Q), M) / (root + self.eps))
 
     def observe_(self, block: Block, G: Tensor) -> None:
         """L_i ← β2 L_i + (1−β2)/∏_{j≠i} d_j · G_(i) (⊗_{j≠i} S_j⁻¹) G_(i)ᵀ, S before this step."""
-        inverses = self.powers(block, -1.0, block.t - 1)
+        if not G.any():
+            block.L = [None if L is None else average(L, 0.0 * L, self.betas[1]) for L in block.L]
+            return
+        inverses: list[Tensor | None] = []
+        for λ, Q in zip(self.spectra(block, block.t - 1), block.Q, strict=True):
+            if λ is None:
+                inverses.append(None)
+            elif λ.sum() > 0:
+                inverses.append(Q @ torch.diag(1 / λ) @ Q.T)
+            else:
+                inverses.append(torch.eye(len(Q), dtype=Q.dtype) / self.first(block, G))
         for i, L in enumerate(block.L):
             if L is not None:
                 others = [None if j == i else S for j, S in enumerate(inverses)]
@@ -718,13 +736,19 @@ class KLShampoo(Oracle):
                 new = unfold(G, i) @ unfold(apply(others, G), i).T / columns
                 block.L[i] = average(L, new, self.betas[1])
 
-    def powers(self, block: Block, p: float, t: int) -> list[Tensor | None]:
-        """S_i^p = Q λ^p Qᵀ with λ = diag(Qᵀ L Q)/(1−β2^t) + ε; λ = 1 before any statistic."""
+    def first(self, block: Block, G: Tensor) -> float:
+        """s: all gradients before this one were zero, so its square alone is in the average."""
+        beta2, k = self.betas[1], sum(L is not None for L in block.L)
+        energy = average(0.0, (G**2).mean(), beta2) / bias(beta2, block.t)
+        return energy.item() ** (1 / k)
+
+    def spectra(self, block: Block, t: int) -> list[Tensor | None]:
+        """The eigenvalues of every S_i; zero before any signal, None without a factor."""
         result: list[Tensor | None] = []
         for L, Q in zip(block.L, block.Q, strict=True):
-            if L is None or t == 0:
+            if L is None:
                 result.append(None)
                 continue
-            λ = positive((Q.T @ L @ Q).diag() / bias(self.betas[1], t), self.eps)
-            result.append(Q @ torch.diag(λ**p) @ Q.T)
+            λ = (Q.T @ L @ Q).diag().clamp(min=0.0) / bias(self.betas[1], max(t, 1))
+            result.append(λ + 0.01 * λ.mean())
         return result

@@ -13,27 +13,48 @@ from ..options import Options
 from ..state.state import State
 from .phases import Coefficients, bias, look_ahead
 
+DAMPING = 0.01
+"""What KL-Shampoo adds to every eigenvalue, as a share of their mean.
+
+A factor is an average of few gradients in a basis that was made for them, so its small eigenvalues
+are far too small, and each factor divides by those of the others.
+"""
+
 # -------------------------------------------------------------------- statistic
 
 
 def whitened_gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tuple[Tensor, Tensor]]:
-    """KL-Shampoo: L averages G R⁻¹ Gᵀ/n, with R from before this gradient."""
-    previous = s.step - c.live.squeeze(1)
-    first = per_block(previous < 1, G)  # before the first gradient, R is the identity
-    powers = {
-        i: torch.where(first, 1.0, x) for i, x in eigenvalue_powers(s, previous, o, 0.5).items()
-    }
+    """KL-Shampoo: L averages G R⁻¹ Gᵀ/n, with R from before this gradient, or R = s·I."""
+    previous, start = s.step - c.live.squeeze(1), first_eigenvalue(s, G, c, o)
+    powers = {}
+    for i, values in s.diagonals.items():
+        eigenvalues = damped_spectrum(values, previous, o)
+        seen_before = eigenvalues.amax(1, keepdim=True) > 0
+        eigenvalues = torch.where(seen_before, eigenvalues, start)
+        powers[i] = along(eigenvalues.rsqrt(), i, G.dim() - 1)
     seen = []
     for i in s.factors:
         X = G
         for j in powers.keys() - {i}:
             X = X * powers[j]
         X = X / math.sqrt(math.prod(G.shape[1:]) / G.shape[i + 1])
-        # R⁻¹ reaches 1/ε, so squares can overflow; L then stands still.
+        # R⁻¹ is as large as gradients were small, so squares can overflow; L then stands still.
         finite = torch.isfinite(torch.linalg.vector_norm(X.flatten(1), dim=1))
         X = X.masked_fill(per_block(~finite, X), 0.0)
         seen.append((X, c.share2.unsqueeze(2) * finite.view(-1, 1, 1)))
     return seen
+
+
+def first_eigenvalue(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:
+    """s [N, 1] with s^k = E G²: of all D = s·I ⊗ … ⊗ s·I the nearest to the first gradient.
+
+    Any other start, the identity for instance, gives the first factors the wrong scale: for k = 2
+    that of G² each, and so D that of G⁴.
+    """
+    share = c.share2 / bias(o.betas[1], s.step.clamp_min(1.0)).unsqueeze(1)
+    rms: Tensor = torch.linalg.vector_norm(G.flatten(1), dim=1, keepdim=True)
+    rms = rms * (share / math.prod(G.shape[1:])).sqrt()
+    return rms ** (2 / len(s.factors))
 
 
 # -------------------------------------------------------------------- scale: what it keeps
@@ -53,11 +74,14 @@ def nothing(o: Options) -> tuple[str, ...]:
 
 
 def by_eigenvalues_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
-    """D^{-p} ⊙ M̃ with D = λ_L ⊗ λ_R, the eigenvalues of this step."""
-    U = momentum_(s, G, c, o, p)
-    for powers in eigenvalue_powers(s, s.step, o, p).values():
-        U = U * powers
-    return U
+    """M̃ ⊘ (D^p + ε) with D = λ_L ⊗ λ_R, the eigenvalues of this step."""
+    M = momentum_(s, G, c, o, p)
+    root = torch.ones_like(per_block(s.step, M))
+    for i, values in s.diagonals.items():
+        eigenvalues = damped_spectrum(values, s.step, o)
+        power = eigenvalues.sqrt() if p == 0.5 else eigenvalues**p
+        root = root * along(power, i, M.dim() - 1)
+    return M / (root + max(o.eps, 1e-30))
 
 
 def momentum_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
@@ -76,7 +100,7 @@ def spectrum(
     k: int,  # number of factors
     o: Options,
 ) -> Tensor:
-    """λ: diag Λ̂/(1−β2^t), trace-scaled if asked, negative rounding shifted away, plus ε."""
+    """λ of Shampoo: diag Λ̂/(1−β2^t), trace-scaled if asked, made positive by a shift, plus ε."""
     eigenvalues = values / bias(o.betas[1], step.clamp_min(1.0)).unsqueeze(1)
     if o.trace_scaling and k > 1:
         # S⁻¹ is shared out: Tr^{-(k-1)/k} for each of the k factors.
@@ -85,14 +109,10 @@ def spectrum(
     return eigenvalues - eigenvalues.amin(1, keepdim=True).clamp_max(0.0) + o.eps
 
 
-def eigenvalue_powers(s: State, step: Tensor, o: Options, p: float) -> dict[int, Tensor]:
-    """λ^{-p} of every factor, shaped to scale its mode."""
-    powers = {}
-    for i, values in s.diagonals.items():
-        eigenvalues = spectrum(values, step, len(s.factors), o)
-        power = eigenvalues.rsqrt() if p == 0.5 else eigenvalues**-p
-        powers[i] = along(power, i, s.exp_avg.dim() - 1)
-    return powers
+def damped_spectrum(values: Tensor, step: Tensor, o: Options) -> Tensor:
+    """λ of KL-Shampoo: diag Λ̂/(1−β2^t), negative rounding aside, plus a share of their mean."""
+    eigenvalues = values.clamp_min(0.0) / bias(o.betas[1], step.clamp_min(1.0)).unsqueeze(1)
+    return eigenvalues + DAMPING * eigenvalues.mean(1, keepdim=True)
 
 
 def inverse_root(Q: Tensor, eigenvalues: Tensor, k: int, o: Options, p: float) -> Tensor:

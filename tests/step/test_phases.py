@@ -89,19 +89,19 @@ def test_no_coordinate_of_the_eigenbasis_moves_further_than_ten_rates(method, ki
         assert rotated.abs().max() <= 10, t
 
 
+EVERY = [*NAMED, "1e-30 in places", "varying rank 1", "1e+10", "1e-5", "random"]
+
+
 @overflowing
 @pytest.mark.parametrize("frequency", [1, 3])
-@pytest.mark.parametrize("kind", NAMED)
+@pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("method", ["Shampoo", "KLShampoo"])
 def test_no_update_is_longer_than_adams(method, kind, frequency):
-    """Shampoo has the length of its graft, so Adam's bound holds for the root mean square. Nothing
-    bounds KL-Shampoo but its ε; on these gradients it stays below ten rates."""
+    """Shampoo has the length of its graft, so Adam's bound holds for the root mean square. That of
+    KL-Shampoo has no bound, but its factors are means of whitened squares: 2.7 rates were seen."""
     for t, U, _ in steps(method, kind, frequency=frequency, tau=0.0, merge_dims=False):
         rms = U.norm() / math.sqrt(U.numel())
-        assert rms <= (1.01 * most(t) if method == "Shampoo" else 10), t
-
-
-EVERY = [*NAMED, "1e-30 in places", "varying rank 1", "1e+10", "1e-5", "random"]
+        assert rms <= (1.01 * most(t) if method == "Shampoo" else 4), t
 
 
 @overflowing
