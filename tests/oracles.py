@@ -259,7 +259,7 @@ def power_step(L: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
 def partial_change(
     Λ: Tensor, target: float, slots: str = "rank", grain: int = 8
 ) -> tuple[Tensor, int]:
-    """V that diagonalises Λ̂[S, S] alone, and |S|, with an S that brings the criterion to its target.
+    """V that diagonalises Λ̂[S, S] alone, with an S that brings the criterion to the target; |S|.
 
     S takes coordinates by the off-diagonal energy of their rows until the target is met (design,
     section 2), and then up to a multiple of `grain`, the library's batch size; the k-th smallest
