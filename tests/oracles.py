@@ -207,7 +207,9 @@ def eigenbasis(L: Tensor, Q: Tensor, slots: str, descending: bool = False) -> Te
     λ, Q_new = torch.linalg.eigh(L)
     if descending:
         λ, Q_new = λ.flip(0), Q_new.flip(1)
-    return Q @ in_slots(Q.T @ Q_new, zeros(λ), slots)
+    # Orthogonal to the last digit: otherwise the errors of Q would double with every new basis.
+    U, _, Vt = torch.linalg.svd(Q.T @ Q_new)
+    return Q @ in_slots(U @ Vt, zeros(λ), slots)
 
 
 def independent_first(Λ: Tensor) -> Tensor:

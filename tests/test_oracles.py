@@ -97,11 +97,17 @@ def test_without_any_basis_every_method_is_adamw(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("shape", [(2, 3), (5, 1), (1, 1, 5), (2, 1, 3)])
-def test_a_matrix_that_merges_to_one_mode_is_its_vector_under_full_matrix_adam(method, shape):
+@pytest.mark.parametrize(
+    ("shape", "vectors"),
+    [((2, 3), "adam"), ((2, 1, 3), "adam"), ((5, 1), "full"), ((1, 1, 5), "full")],
+)
+def test_a_matrix_that_merges_to_one_mode_is_its_vector_under_full_matrix_adam(
+    method, shape, vectors
+):
+    """What has two dimensions above 1 merges whatever `vectors` says; what has one is a vector."""
     params, grads = problem([shape], 15, condition=3.0)
     options = {"frequency": 7, "tau": 0.0, "betas": (0.9, 0.95)}
-    matrix = trajectory(method(params, vectors="adam", **options), grads)
+    matrix = trajectory(method(params, vectors=vectors, **options), grads)
     flat = [[G.flatten()] for (G,) in grads]
     vector = trajectory(method([params[0].flatten()], vectors="full", **options), flat)
     assert_close(matrix, vector)
