@@ -65,7 +65,7 @@ def settings():
                 yield pytest.param(method, options, id=f"{method} {solver} merged={merge_dims}")
 
 
-@pytest.mark.parametrize(("method", "options"), settings())
+@pytest.mark.parametrize(("method", "options"), list(settings()))
 @pytest.mark.parametrize(
     ("frequency", "batch", "zeros"), [(1, 4, False), (3, 1, False), (3, 4, True)]
 )
