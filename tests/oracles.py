@@ -212,13 +212,16 @@ def eigenbasis(L: Tensor, Q: Tensor, slots: str, descending: bool = False) -> Te
     return Q @ in_slots(U @ Vt, zeros(λ), slots)
 
 
-def independent_first(Λ: Tensor) -> Tensor:
-    """Q of Λ̂ = QR, where columns that depend on those before them had to wait for the others."""
-    Q, R = torch.linalg.qr(Λ)
-    waiting = zeros(R.diag().abs())
-    order = [j for j in range(len(Λ)) if j not in waiting] + waiting
-    if order != list(range(len(Λ))):
-        Q[:, order] = torch.linalg.qr(Λ[:, order]).Q
+def independent_first(Λ: Tensor, P: list[int]) -> Tensor:
+    """Q of Λ̂P = QR; if Λ̂ has a null space, columns that depend on earlier ones come last."""
+    X = Λ[:, P]
+    Q, R = torch.linalg.qr(X)
+    size = R.diag().abs()
+    if zeros((Q.T @ Λ @ Q).diag()) or zeros(size):
+        limit = torch.finfo(Λ.dtype).eps ** 0.75 * size.max()
+        waiting = [j for j in range(len(Λ)) if size[j] <= limit]
+        order = [j for j in range(len(Λ)) if j not in waiting] + waiting
+        Q[:, order] = torch.linalg.qr(X[:, order]).Q
     return Q
 
 
@@ -236,7 +239,11 @@ def counted_qr_algorithm(
     null: list[int] = []
     i = 0
     while criterion(Λ) > tau and i < iterations:
-        step = independent_first(Λ) if i == 0 else torch.linalg.qr(Λ).Q
+        step = torch.linalg.qr(Λ).Q
+        if i == 0:
+            empty = zeros(Λ.diag())
+            P = [j for j in range(len(Λ)) if j not in empty] + empty
+            step[:, P] = independent_first(Λ, P)
         Λ = step.T @ Λ @ step
         if i == 0:
             null = zeros(Λ.diag())
@@ -253,7 +260,7 @@ def power_step(L: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
     """SOAP's step qr(L Q P), P sorting diag(Qᵀ L Q) descending; also P as an index."""
     Λ = Q.T @ L @ Q
     order = torch.argsort(Λ.diag(), descending=True, stable=True)
-    V = independent_first(Λ[:, order])
+    V = independent_first(Λ, order.tolist())
     null = zeros((V.T @ Λ @ V).diag())
     return Q @ stay(V, null, order[null].tolist()), order
 

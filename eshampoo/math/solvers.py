@@ -133,7 +133,11 @@ def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) ->
     for iteration in range(iterations):
         rounds[going] += 1
         if iteration == 0:  # the iterations that follow leave the isolated columns as they are
-            Q, B, null, nullity = _decompose(A)
+            # Rounding has made something arbitrary of columns of zeros.
+            last = vanishing(diagonal(A)).byte().argsort(dim=1, stable=True)
+            Q, B, null, nullity = _decompose(A, last)
+            place = last.argsort(dim=1)
+            Q, B, null = _columns(Q, place), _both(B, place), null.gather(1, place)
         else:
             Q, R = torch.linalg.qr(A[going])
             B = _symmetric(torch.bmm(R, Q))
@@ -144,7 +148,7 @@ def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) ->
             break
     V, columns = _in_slots(V, null, nullity, slots)
     if columns is not None:
-        A = _columns(_columns(A, columns).transpose(1, 2), columns)
+        A = _both(A, columns)
     costs = (rounds * (QR * A.shape[1] ** 3)).tolist()
     return Change(list(range(len(A))), V, A, costs)
 
@@ -161,17 +165,21 @@ def power(A: Tensor) -> Change:
     return Change(list(range(len(A))), V, B, costs, permutation=P)
 
 
-def _decompose(A: Tensor, P: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+def _decompose(A: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     """Λ̂P = QR: Q, QᵀΛ̂Q, which columns of Q are in the null space, and how many.
 
     Where a column depends on those before it, Q has an arbitrary one, which takes its part of what
     comes later. Such columns therefore come last; then the arbitrary ones span the null space.
     """
-    X = A if P is None else _columns(A, P)
+    X = _columns(A, P)
     Q, R = torch.linalg.qr(X)
-    B = _symmetric(torch.bmm(R, Q if P is None else take(Q, P, 0)))
-    null, dependent = vanishing(diagonal(B)), vanishing(diagonal(R).abs())
+    B = _symmetric(torch.bmm(R, take(Q, P, 0)))
+    null, residuals = vanishing(diagonal(B)), diagonal(R).abs()
+    # R loses more to rounding than QᵀΛ̂Q does, a thousand times more if early columns are alike.
+    limit = torch.finfo(A.dtype).eps ** 0.75 * residuals.amax(1, keepdim=True)
+    dependent = residuals <= limit
     early = (dependent[:, :-1] & ~dependent[:, 1:]).any(1)
+    early &= (null | vanishing(residuals)).any(1)
     again, nullity = torch.stack([early.long(), null.sum(1)]).tolist()  # one copy to the host
     members = [k for k, is_early in enumerate(again) if is_early]
     if members:
@@ -304,3 +312,7 @@ def match(V: Tensor) -> Tensor:
 
 def _columns(A: Tensor, index: Tensor) -> Tensor:
     return take(A, index, 1)
+
+
+def _both(A: Tensor, index: Tensor) -> Tensor:
+    return _columns(_columns(A, index).transpose(1, 2), index)
