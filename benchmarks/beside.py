@@ -8,8 +8,8 @@ both. A ratio is the median step of this checkout over that of the other one wit
 Several pairs of processes, because milliseconds depend on where a process happens to lie in memory.
 
 On a machine that others use too, set OMP_WAIT_POLICY=PASSIVE: a thread that spins until the others
-have come keeps them from the processor, and steps take ten times as long. The ratio of CPU seconds
-then depends less on what else runs.
+have come keeps them from the processor, and a step can take many times as long. CPU seconds
+depend less on what else runs, but they too need many alternations.
 """
 
 import argparse

@@ -1,9 +1,37 @@
-"""One thread, and a seeded generator for every test."""
+"""One thread, a seeded generator for every test, and worlds of ranks that stay on one worker."""
+
+import re
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests on ranks go to two workers, so that each world is started by one of them.
+
+    Everything else goes wherever there is time. (The mark `xdist_group` would say the same, but
+    xdist 3.8 does not see it with pytest 9.2.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByWorld(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group_of(nodeid)
+
+    return ByWorld(config, log)
+
+
+def group_of(nodeid):
+    """Tests with the same group run on one worker; the two groups take about as long.
+
+    What four ranks have saved, fewer load, so all of these tests belong to the larger world.
+    """
+    if "test_resharding.py" in nodeid or nodeid.endswith("[4 ranks]"):
+        return "four ranks"
+    return "fewer ranks" if re.search(r"\[\d ranks?\]$", nodeid) else nodeid
 
 
 @pytest.fixture(autouse=True)

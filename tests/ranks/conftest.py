@@ -18,15 +18,9 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_itemcollected(item):
-    """What needs a world is slow. Items of one world go to one worker of xdist.
-
-    What four ranks have saved, fewer load on the same worker. The two groups take about as long.
-    """
+    """What needs a world is slow."""
     if "worlds" in item.fixturenames:
-        saved = not {"halfway", "two_thirds"}.isdisjoint(item.fixturenames)
-        large = saved or ("world" in item.fixturenames and item.callspec.params["world"] == 4)
         item.add_marker(pytest.mark.slow)
-        item.add_marker(pytest.mark.xdist_group("4 ranks" if large else "fewer ranks"))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 from worlds import RankError, Ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fewer ranks")]
+pytestmark = pytest.mark.slow
 
 
 def number_of_ranks(world):
