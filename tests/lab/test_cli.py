@@ -33,6 +33,7 @@ def compared(tmp_path):
     return tmp_path / "runs"
 
 
+@pytest.mark.slow
 def test_compare_ends_with_a_table_a_verdict_and_a_page(compared, capsys):
     logs = find_logs(compared)
     assert [log.finished for log in logs] == [True] * 4

@@ -83,6 +83,7 @@ def sketched(place, results, *more):
     return table.read_text()
 
 
+@pytest.mark.slow
 def test_a_figure_runs_what_is_missing_and_is_drawn_again_from_runs_or_results(
     tmp_path, capsys, monkeypatch
 ):
@@ -122,6 +123,7 @@ def test_only_runs_that_are_not_among_the_results_are_run(tmp_path, monkeypatch)
     assert tmp_path / "runs" / run.place not in started
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_told(tmp_path, capsys, monkeypatch):
     wrong = Curve("EShampoo", "eshampoo", {"tau": -1.0})
     figure = Figure("sketch", "", "", (Panel("", "digits-vit", (wrong,), "step"),), seeds=1)

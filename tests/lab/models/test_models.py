@@ -39,6 +39,7 @@ PAPER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_paper_scale_takes_a_step(name, tmp_path):
     outputs, make, millions = PAPER[name]

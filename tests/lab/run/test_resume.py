@@ -72,6 +72,7 @@ def wait_for_checkpoint(process, out):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_killed_run_and_an_interrupted_one_resume_to_the_same_curve(tmp_path):
     """SIGKILL loses the steps since the last checkpoint, Ctrl-C none; the curve is the same."""
     killed = tmp_path / "killed"

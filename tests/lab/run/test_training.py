@@ -18,6 +18,7 @@ from eshampoo.lab.run.runlog import CPU_TIMES, TIMES
 from eshampoo.lab.run.runs import Run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_workload_trains_on_its_published_format(workload, tmp_path):
     """Two runs with the same seed are equal, another seed is not; the model has layer kinds."""
