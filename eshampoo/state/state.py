@@ -6,6 +6,7 @@ factors, Q_i bases, Λ̂_i = Q_iᵀ L_i Q_i.
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod
@@ -104,10 +105,10 @@ class State:
         """The second moment of the grafting method, in parameter space."""
         return self.graft_sq if self.home == "eigenbasis" else self.exp_avg_sq
 
-    def momentum(self) -> Tensor:
-        """M in parameter space."""
+    def momentum(self, look_ahead: Callable[[Tensor], Tensor]) -> Tensor:
+        """M in parameter space; it can look ahead only where the gradient is in that space, too."""
         if self.home == "parameters":
-            return self.exp_avg
+            return look_ahead(self.exp_avg)
         return rotate_(self.exp_avg.clone(), *self.outward)
 
     # ---------------------------------------------------------------- views

@@ -53,9 +53,8 @@ def see_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
 
 def direction(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:
     """The update of the grafting method, from the same momentum as the method's own."""
-    M, bias1 = s.momentum(), per_block(c.bias1, s.exp_avg)
-    if s.home == "parameters":
-        M = look_ahead(M, G, o)
+    M = s.momentum(lambda momentum: look_ahead(momentum, G, o))
+    bias1 = per_block(c.bias1, s.exp_avg)
     if s.lent is None:
         return M / bias1
     t = s.step.clamp_min(1.0)
