@@ -130,11 +130,12 @@ def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) ->
     tau = torch.tensor(thresholds, dtype=A.dtype, device=A.device)
     going = torch.arange(len(A), device=A.device)
     rounds = torch.zeros(len(A), dtype=torch.float64, device=A.device)
+    null, nullity = vanishing(diagonal(A)), [0] * len(A)
     for iteration in range(iterations):
         rounds[going] += 1
         if iteration == 0:  # the iterations that follow leave the isolated columns as they are
             # Rounding has made something arbitrary of columns of zeros.
-            last = vanishing(diagonal(A)).byte().argsort(dim=1, stable=True)
+            last = null.byte().argsort(dim=1, stable=True)
             Q, B, null, nullity = _decompose(A, last)
             place = last.argsort(dim=1)
             Q, B, null = _columns(Q, place), _both(B, place), null.gather(1, place)
