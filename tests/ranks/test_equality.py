@@ -162,11 +162,11 @@ class Thin(nn.Module):
 
 
 @pytest.mark.ranks(2)
-def test_where_factors_lack_rank_one_process_differs_from_itself_as_ranks_do(world):
-    """Where factors lack rank, one process differs from itself as much as several ranks do.
+def test_where_factors_lack_rank_ranks_differ_no_more_than_one_ulp_does(world):
+    """Where factors lack rank, ranks stay as near to one process as rounding lets it to itself.
 
     The gradients of the second run of one process are disturbed in their last bit. The loss is a
-    real one; the basis in the null space of a factor is made of rounding.
+    real one; a null space keeps to its old columns, so rounding does not choose a basis of it.
     """
 
     def run(model, ours, part=(0, 1), disturb=False):
@@ -195,8 +195,8 @@ def test_where_factors_lack_rank_one_process_differs_from_itself_as_ranks_do(wor
                 max(float((values[n] - one[n]).abs().max()) for n in one)
                 for values in (other, ranks)
             )
-            assert disturbed > 1e3 * EXACT, (method, disturbed)
-            assert spread < 30 * disturbed, (method, spread, disturbed)
+            assert spread < max(EXACT, 30 * disturbed), (method, spread, disturbed)
+            assert method != "SOAP" or spread < 1e-7, spread  # without the rule 1.6e-2
             found[method] = f"last bit {disturbed:.1e}, {world.size} ranks {spread:.1e}"
     dist.barrier()
     return found
