@@ -16,8 +16,8 @@ from .phases import Coefficients, bias, look_ahead
 DAMPING = 0.01
 """What KL-Shampoo adds to every eigenvalue, as a share of their mean.
 
-A factor is an average of few gradients in a basis that was made for them, so its small eigenvalues
-are far too small, and each factor divides by those of the others.
+The first gradient in a direction without signal (a rare token) is divided by this share, fills the
+other factor, and so shortens the steps of all other directions: by the root of the share.
 """
 
 # -------------------------------------------------------------------- statistic

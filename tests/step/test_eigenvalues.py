@@ -60,6 +60,21 @@ def test_the_first_gradient_moves_a_matrix_as_far_as_adam_does(zeros):
     assert W.detach().square().mean().sqrt().item() == pytest.approx((1 + zeros) ** 0.5, rel=0.2)
 
 
+def test_rare_rows_do_not_stall_the_others():
+    """A new row is large beside its eigenvalue; with a share of 1e-7 the others moved by 0.001."""
+    generator = torch.Generator().manual_seed(0)
+    (W,) = parameters([torch.zeros(64, 16, dtype=torch.float64)])
+    options = {"betas": (0.9, 0.95), "eps": 0.0, "weight_decay": 0.0, "frequency": 5}
+    optimizer = KLShampoo([W], lr=1.0, **options, merge_dims=False)
+    for _ in range(60):
+        present = torch.rand(64, 1, generator=generator) < 0.03
+        present[:8] = True
+        W.grad = torch.randn(64, 16, generator=generator, dtype=torch.float64) * present
+        before = W.detach().clone()
+        optimizer.step()
+        assert (W.detach() - before)[:8].square().mean().sqrt() > 0.08
+
+
 def test_it_trains_where_rounding_and_unseen_directions_would_fill_the_factors():
     """A small net on tokens, some of them rare, with the ε of the paper."""
     generator = torch.Generator().manual_seed(0)
