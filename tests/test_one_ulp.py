@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 METHODS = {
     # D is kept when a basis changes, so a quotient can be as large as 1/ε for a step; the bound
     # takes that away, and what is left is the rounding of a gradient, divided by ε.
