@@ -42,6 +42,7 @@ class Panel:
     curves: tuple[Curve, ...]
     horizontal: Horizontal
     pattern: Grouping | None = None  # draws basis computations by group instead of losses
+    steps: Mapping[Scale, int] = field(default_factory=dict)  # else the figure's
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,15 @@ class Figure:
     panels: tuple[Panel, ...]
     seeds: int
     steps: Mapping[Scale, int] = field(default_factory=dict)  # else the workload's own
+    # what an optimizer is given where a curve does not say otherwise
+    options: Mapping[str, Mapping[str, Option]] = field(default_factory=lambda: PAPER)
 
 
+# The rules of the paper written out, so that its runs stay what they are when defaults change.
+PAPER: Mapping[str, Mapping[str, Option]] = {
+    "eshampoo": {"merge_dims": True, "tau": 0.1, "budget": None, "rms": None},
+    "shampoo": {"merge_dims": True},
+}
 FULL: Mapping[str, Option] = {"vectors": "full"}
 
 

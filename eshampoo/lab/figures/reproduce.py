@@ -41,9 +41,10 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
     points = []
     for index, panel in enumerate(figure.panels):
         row = workload(panel.workload)
-        length = steps or figure.steps.get(scale) or row.settings[scale].steps
+        lengths = {scale: row.settings[scale].steps, **figure.steps, **panel.steps}
+        length = steps or lengths[scale]
         for curve in panel.curves:
-            options = dict(curve.options)
+            options = {**figure.options.get(curve.optimizer, {}), **curve.options}
             if curve.frequency is not None:
                 paper = row.settings["paper"].steps
                 options["frequency"] = scaled_frequency(curve.frequency, length, paper)
