@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from eshampoo.lab.errors import UserError
+from eshampoo.lab.errors import UserError, one_line
 
 EXTRA = (
     "h5py",
@@ -31,8 +31,25 @@ class Parser(argparse.ArgumentParser):
 
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return whole(text, 1, 10**9)
+
+
+def some(text: str) -> int:
+    """Read a small number of at least 1: of seeds, threads, processes."""
+    return whole(text, 1, 1000)
+
+
+def seed(text: str) -> int:
+    """Read a whole number that torch's generator takes."""
+    return whole(text, -(2**63), 2**63 - 1)
+
+
+def whole(text: str, least: int, most: int) -> int:
+    """Read a whole number within bounds."""
+    # int() itself refuses thousands of digits, with another error
+    digits = text.removeprefix("-")
+    if not digits.isdecimal() or len(digits) > 19 or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from {least} to {most}")
     return int(text)
 
 
@@ -54,7 +71,7 @@ def parser() -> Parser:
 
     train.add_argument("workload", metavar="WORKLOAD")
     train.add_argument("--optimizer", required=True, metavar="NAME")
-    train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--seed", type=seed, default=0)
     compare.add_argument("workload", metavar="WORKLOAD")
     compare.add_argument(
         "--optimizers",
@@ -62,7 +79,7 @@ def parser() -> Parser:
         metavar="LIST",
         help="names with options after colons: adamw:lr=0.001,eshampoo:tau=0.05:frequency=10",
     )
-    compare.add_argument("--seeds", type=positive, default=3, metavar="N")
+    compare.add_argument("--seeds", type=some, default=3, metavar="N")
     add_figure_arguments_(reproduce)
     report.add_argument("directory", type=Path, metavar="DIR")
     add_run_arguments_((train, compare, reproduce))
@@ -86,12 +103,12 @@ def add_figure_arguments_(command: Parser) -> None:
     command.add_argument("figure", metavar="FIGURE")
     command.add_argument(
         "--jobs",
-        type=positive,
+        type=some,
         default=1,
         metavar="N",
         help="runs at a time; with more than one, each has one thread",
     )
-    command.add_argument("--seeds", type=positive, metavar="N", help="instead of the figure's")
+    command.add_argument("--seeds", type=some, metavar="N", help="instead of the figure's")
     places = (
         ("--results", Path("results"), "compressed logs; what is there is not run again"),
         ("--runs", Path("runs/figures/logs"), "where missing runs are trained, and go on"),
@@ -110,7 +127,7 @@ def add_run_arguments_(commands: Sequence[Parser]) -> None:
         command.add_argument("--scale", choices=("tiny", "small", "paper"), default="small")
         command.add_argument("--steps", type=positive, metavar="N", help="instead of the scale's")
         command.add_argument("--out", type=Path, metavar="DIR")
-        command.add_argument("--threads", type=positive, metavar="N", help="of each run")
+        command.add_argument("--threads", type=some, metavar="N", help="of each run")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,6 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return perform(known, rest, typed)
     except UserError as error:
         return complain(str(error))
+    except OSError as error:  # what the system refuses is not for us to mend
+        where = "" if error.filename is None else f"{error.filename}: "
+        return complain(f"{where}{error.strerror or error}; give another path or make it usable")
     except KeyboardInterrupt:
         complain("interrupted")
         return 130
@@ -136,8 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def complain(message: str) -> int:
     """Write one line to the error stream and return the exit code of a mistake."""
-    line = " ".join(message.split())
-    sys.stderr.write(f"eshampoo: {line}\n")
+    sys.stderr.write(f"eshampoo: {one_line(message)}\n")
     return 2
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from eshampoo.lab.catalogue import WORKLOADS, setting, workload
-from eshampoo.lab.errors import UserError
-from eshampoo.lab.files import make_directory, write_atomic
+from eshampoo.lab.errors import UserError, printable
+from eshampoo.lab.files import held, made, write_atomic
 from eshampoo.lab.optimizers import Option, check_options, parse_option
 from eshampoo.lab.report.compare import comparison_table, group_logs, verdict
 from eshampoo.lab.report.page import report_page
@@ -26,7 +27,7 @@ INTERRUPTED = 130
 
 def perform(known: argparse.Namespace, rest: Sequence[str], typed: Sequence[str]) -> int:
     """Carry out a parsed command: ``rest`` are optimizer keywords, ``typed`` the whole line."""
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names are shown as they are
     if known.command == "workloads":
         return list_workloads(known.data, console)
     if known.command == "report":
@@ -91,23 +92,39 @@ def list_workloads(data: Path | None, console: Console) -> int:
     for row in WORKLOADS.values():
         try:
             found = row.locate(data)
-            status = f"[green]found[/] {found.name}" if found else f"[green]ready[/] {row.origin}"
+            status = ("found", "green") if found else ("ready", "green")
+            place = printable(found.name) if found else row.origin
         except UserError:
-            status = f"[yellow]missing[/] {row.origin}; give --data PATH"
+            status = ("missing", "yellow")
+            place = f"{row.origin}; give --data PATH"
         scales = ", ".join(f"{scale} {row.settings[scale].steps}" for scale in row.settings)
-        table.add_row(row.name, row.title, row.metric_name, scales, status)
+        data_cell = Text.assemble(status, " ", place)
+        table.add_row(row.name, row.title, row.metric_name, scales, data_cell)
     console.print(table)
     return 0
 
 
 def execute(
-    runs: Sequence[tuple[Run, Path]], known: argparse.Namespace, command: str, console: Console
+    runs: Sequence[tuple[Run, Path]],
+    directory: Path,
+    known: argparse.Namespace,
+    command: str,
+    console: Console,
 ) -> bool:
-    """Train the runs one after another under a live display; return False when interrupted."""
+    """Train runs below a directory under a live display; return False when interrupted.
+
+    The directory is held alone meanwhile. What is refused before the first step leaves nothing.
+    """
     for run, _ in runs:
         check_options(run.optimizer, run.options)
-    for _, out in runs:
-        make_directory(out)
+    with made(directory), held(directory):
+        return train_all(runs, known, command, console)
+
+
+def train_all(
+    runs: Sequence[tuple[Run, Path]], known: argparse.Namespace, command: str, console: Console
+) -> bool:
+    """Train the runs one after another on the same data; return False when interrupted."""
     chosen = setting(runs[0][0])
     threads = known.threads or chosen.threads
     if threads is not None:
@@ -117,7 +134,7 @@ def execute(
     display = RunDisplay(console, [run for run, _ in runs])
     with stop_on_signal() as stopped, display:
         for run, out in runs:
-            if known.resume and finished(out):
+            if known.resume and finished(out, run):
                 display.skip(run)
                 continue
             done = train(
@@ -146,12 +163,13 @@ def train_one(
     existing = out / FILE_NAME
     if existing.exists() and not known.resume:
         raise UserError(f"{out} holds a run already; add --resume or choose another --out")
-    if not execute([(run, out)], known, command, console):
-        console.print(f"interrupted and saved; continue: same command with --resume --out {out}")
+    if not execute([(run, out)], out, known, command, console):
+        shown = printable(str(out))
+        console.print(f"interrupted and saved; continue: same command with --resume --out {shown}")
         return INTERRUPTED
     log = read_log(existing)
     show([log], console)
-    console.print(f"log: {existing}")
+    console.print(printable(f"log: {existing}"))
     return 0
 
 
@@ -166,7 +184,7 @@ def compare(known: argparse.Namespace, command: str, console: Console) -> int:
         for name, options in chosen
     ]
     placed = [(run, directory / run.name) for run in runs]
-    if not execute(placed, known, command, console):
+    if not execute(placed, directory, known, command, console):
         console.print("interrupted and saved; continue with the same command and --resume")
         return INTERRUPTED
     for _, out in placed:
@@ -187,14 +205,14 @@ def show(logs: Sequence[Log], console: Console) -> None:
     for cells in rows:
         table.add_row(*cells)
     console.print(table)
-    console.print(f"[bold]{verdict(groups)}[/]", highlight=False)
+    console.print(Text(verdict(groups), style="bold"))
 
 
 def write_report(logs: Sequence[Log], directory: Path, console: Console) -> None:
     """Write report.html and say where it is."""
     page = directory / "report.html"
     write_atomic(page, report_page(logs).encode())
-    console.print(f"report: {page}")
+    console.print(printable(f"report: {page}"))
 
 
 def report(directory: Path, console: Console) -> int:

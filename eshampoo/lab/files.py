@@ -1,9 +1,19 @@
 """Files that are either complete or absent, whatever kills the process."""
 
+import fcntl
+import hashlib
+import io
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from eshampoo.lab.errors import UserError
+
+SEAL = b"\nsha256 "
 
 
 def write_atomic(path: Path, content: bytes | memoryview) -> None:
@@ -25,6 +35,30 @@ def write_atomic(path: Path, content: bytes | memoryview) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from error
 
 
+def write_sealed(path: Path, state: Mapping[str, Any]) -> None:
+    """Write what ``torch.save`` makes of ``state``, and behind it the checksum of these bytes.
+
+    ``torch.load`` reads such a file too; it does not look at what comes after its own end.
+    """
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    buffer.write(SEAL + digest.encode())
+    write_atomic(path, buffer.getbuffer())
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read a file of ``write_sealed`` without executing any code in it; no bit may have changed."""
+    try:
+        content, _, digest = path.read_bytes().rpartition(SEAL)
+        if hashlib.sha256(content).hexdigest().encode() != digest:
+            raise ValueError("its checksum is not that of its content")
+        state: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
+    except Exception as error:  # a foreign file fails in more ways than can be listed
+        raise UserError(f"{path} is damaged or foreign: {error}") from error
+    return state
+
+
 def make_directory(path: Path) -> Path:
     """Create ``path`` and check that it can be written to before any work is done."""
     try:
@@ -35,3 +69,41 @@ def make_directory(path: Path) -> Path:
     if not os.access(path, os.W_OK | os.X_OK):
         raise UserError(f"cannot write to {path}: permission denied; choose another --out")
     return path
+
+
+@contextmanager
+def made(directory: Path) -> Iterator[None]:
+    """Create a directory for a while: where nothing came to lie in it, it goes again."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    make_directory(directory)
+    try:
+        yield
+    finally:
+        for path in missing:
+            try:
+                path.rmdir()
+            except OSError:  # it holds something, and so do those above
+                break
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Keep other processes out of a directory.
+
+    The directory itself is locked, so no file is left behind, and the system opens the lock when
+    the process ends, killed or not.
+    """
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise UserError(
+            f"another process is training into {directory}; wait for it or choose another --out"
+        ) from error
+    except OSError:  # some network file systems lock no directories
+        pass
+    try:
+        yield
+    finally:
+        os.close(handle)

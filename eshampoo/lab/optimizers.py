@@ -2,9 +2,10 @@
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
@@ -30,11 +31,15 @@ def parse_option(text: str) -> Option:
     words: dict[str, Option] = {"none": None, "true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
+    try:
+        number = int(text)
+        return number if abs(number) < 2**63 else float(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        pass
     try:
         return tuple(float(part) for part in text.split(",")) if "," in text else text
     except ValueError:
@@ -42,7 +47,7 @@ def parse_option(text: str) -> Option:
 
 
 def check_options(name: str, options: Mapping[str, Option]) -> None:
-    """Refuse options that are no keywords of the optimizer's constructor."""
+    """Refuse options that are no keywords of the optimizer, and values that it cannot step with."""
     keywords = [
         key for key in inspect.signature(optimizer_class(name)).parameters if key != "params"
     ]
@@ -51,6 +56,14 @@ def check_options(name: str, options: Mapping[str, Option]) -> None:
             close = difflib.get_close_matches(key, keywords, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise UserError(f"{name} has no keyword {key!r}; {hint}it takes: {', '.join(keywords)}")
+    starts = {start for option in options.values() for start, _ in schedule(option) or []}
+    for share in sorted({0.0, *starts}):
+        parameter = nn.Parameter(torch.zeros(2, 2))
+        parameter.grad = torch.zeros(2, 2)
+        try:
+            construct(name, [("weight", parameter)], options, share).step()
+        except (TypeError, ValueError, RuntimeError, AssertionError, OverflowError) as error:
+            raise refusal(name, error) from error
 
 
 def build_optimizer(name: str, model: nn.Module, options: Mapping[str, Option]) -> Optimizer:
@@ -58,12 +71,26 @@ def build_optimizer(name: str, model: nn.Module, options: Mapping[str, Option]) 
 
     A scheduled option (see ``schedule``) starts at its first value; the loop sets the others.
     """
-    check_options(name, options)
-    values: dict[str, Any] = {key: scheduled(value, 0.0) for key, value in options.items()}
+    return construct(name, model.named_parameters(), options, 0.0)
+
+
+def construct(
+    name: str,
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    options: Mapping[str, Option],
+    share: float,
+) -> Optimizer:
+    """Build an optimizer with the options as they are after a share of the run."""
+    values: dict[str, Any] = {key: scheduled(value, share) for key, value in options.items()}
     try:
-        return optimizer_class(name)(model.named_parameters(), **values)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{name} refuses its options: {error}") from error
+        return optimizer_class(name)(parameters, **values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise refusal(name, error) from error
+
+
+def refusal(name: str, error: Exception) -> UserError:
+    """Return the error for values that an optimizer does not take."""
+    return UserError(f"{name} refuses its options: {error}")
 
 
 def schedule(option: Option) -> list[tuple[float, float]] | None:
@@ -75,12 +102,16 @@ def schedule(option: Option) -> list[tuple[float, float]] | None:
         for part in option.split(","):
             value, _, share = part.partition("@")
             pieces.append((float(share or 0), float(value)))
+        pieces.sort()
+        starts = [start for start, _ in pieces]
+        if starts[0] != 0 or len({*starts}) < len(starts) or not all(0 <= s <= 1 for s in starts):
+            raise ValueError("one value starts at 0, the others each at another share up to 1")
     except ValueError as error:
         raise UserError(
-            f"cannot read the schedule {option!r}; write values with the share of the run at which"
-            " each starts, for instance 0.8,0.01@0.9"
+            f"cannot read the schedule {option!r} ({error}); write values with the share of the run"
+            " at which each starts, for instance 0.8,0.01@0.9"
         ) from error
-    return sorted(pieces)
+    return pieces
 
 
 def scheduled(option: Option, share: float) -> Option:

@@ -111,7 +111,51 @@ def test_mistakes_get_one_line_with_the_value_the_rule_and_the_fix(tmp_path, cap
     assert "unknown argument '--sed'" in complaint(capsys, "compare", "digits-vit", "--sed", "3")
     assert "unknown figure 'fig9'; choose one of: fig1" in complaint(capsys, "reproduce", "fig9")
     assert "invalid choice: 'trian'" in complaint(capsys, "trian")
-    assert not (tmp_path / "run" / FILE_NAME).exists()
+    assert not (tmp_path / "run").exists()
+
+
+REFUSED = {
+    "a schedule that starts late": (["--tau", "0.8@0.5"], "cannot read the schedule '0.8@0.5'"),
+    "a schedule beyond the run": (["--tau", "0.8,0.1@1.5"], "cannot read the schedule"),
+    "two starts": (["--tau", "0.8,0.1@0.5,0.2@0.5"], "cannot read the schedule"),
+    "a share that is no number": (["--tau", "0.8,0.1@nan"], "cannot read the schedule"),
+    "a value that comes later": (["--tau", "0.8,-1@0.5"], "refuses its options"),
+    "a seed beyond torch's": (["--seed", "9" * 19], "must be a whole number"),
+    "a seed of 5,000 digits": (["--seed", "9" * 5000], "must be a whole number"),
+    "steps of 5,000 digits": (["--steps", "9" * 5000], "must be a whole number"),
+    "threads for a city": (["--threads", "1000000"], "must be a whole number"),
+    "a rate of 400 digits": (["--lr", "9" * 400], "refuses its options"),
+    "an overlong value": (["--solver", "x" * 5000], "refuses its options"),
+    "an overlong key": ([f"--{'x' * 5000}", "1"], "has no keyword"),
+    "an escape": (["--solver", "\x1b[31mred"], "refuses its options"),
+}
+
+
+@pytest.mark.parametrize(("words", "told"), REFUSED.values(), ids=REFUSED)
+def test_a_refused_command_gets_one_bearable_line_and_leaves_nothing(words, told, tmp_path, capsys):
+    out = tmp_path / "deep" / "run"
+    train = ["train", "digits-vit", "--optimizer", "eshampoo", *SHORT, "--out", out]
+    error = complaint(capsys, *train, *words)
+    assert told in error
+    assert len(error) < 1000
+    assert error[:-1].isprintable()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--out", "--data"])
+def test_an_overlong_path_gets_one_line(option, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train = ["train", "text-llama", "--optimizer", "adamw", *SHORT]
+    assert "File name too long" in complaint(capsys, *train, option, tmp_path / ("x" * 300))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_comparison_or_a_figure_that_is_refused_leaves_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    complaint(capsys, "compare", "imagewoof-vit", "--optimizers", "adamw", *SHORT)
+    complaint(capsys, "compare", "digits-vit", "--optimizers", "eshampoo:tau=-1", *SHORT)
+    complaint(capsys, "reproduce", "fig1", "--scale", "tiny")
+    assert not list(tmp_path.iterdir())
 
 
 def test_missing_data_and_places_that_cannot_be_used_get_one_line(tmp_path, capsys):

@@ -1,16 +1,14 @@
 """Decoded data, kept outside the repository so that only the first run pays for decoding."""
 
 import hashlib
-import io
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from eshampoo.lab.errors import UserError
-from eshampoo.lab.files import write_atomic
+from eshampoo.lab.files import read_sealed, write_sealed
 
 
 def cached(key: str, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -19,16 +17,13 @@ def cached(key: str, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor
     path = Path(os.environ.get("ESHAMPOO_CACHE", default)).expanduser() / f"{key}.pt"
     if path.exists():
         try:
-            loaded: dict[str, Tensor] = torch.load(path, weights_only=True)
-            return loaded
-        except (OSError, RuntimeError, EOFError, ValueError, KeyError):
+            return read_sealed(path)
+        except UserError:
             path.unlink(missing_ok=True)  # a damaged file is built again
     tensors = build()
-    buffer = io.BytesIO()
-    torch.save(tensors, buffer)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, buffer.getbuffer())
+        write_sealed(path, tensors)
     except (OSError, UserError):
         pass  # a home that is read-only costs time, but not the run
     return tensors

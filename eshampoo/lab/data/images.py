@@ -1,7 +1,9 @@
 """Images with class labels: Imagewoof as fastai publishes it, and scikit-learn's digits."""
 
 import io
+import lzma
 import tarfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,17 +98,40 @@ def members(source: Path) -> Iterator[tuple[str, bytes]]:
     """Go through the images of a folder or tar as (``split/class/file``, content)."""
     if source.is_dir():
         for file in sorted(source.rglob("*")):
-            if file.suffix.lower() in SUFFIXES:
+            if is_image(file.name) and file.is_file():
                 yield "/".join(file.parts[-3:]), file.read_bytes()
         return
     try:
         with tarfile.open(source) as archive:
             for member in archive:
-                content = archive.extractfile(member)
-                if content is not None and member.name.lower().endswith(SUFFIXES):
-                    yield "/".join(member.name.split("/")[-3:]), content.read()
-    except tarfile.TarError as error:
+                *folders, name = member.name.split("/")
+                content = archive.extractfile(member) if member.isfile() else None
+                if content is not None and is_image(name):
+                    yield "/".join([*folders[-2:], name]), content.read()
+            check_end(archive)
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         raise UserError(f"{source} is not a readable tar: {error}; get {ORIGIN} again") from error
+
+
+def is_image(name: str) -> bool:
+    """Tell images by their names; ``._name.jpeg`` is what macOS keeps beside one."""
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def check_end(archive: tarfile.TarFile) -> None:
+    """Read an archive to its end, where gzip has its checksum, and refuse what is not its end.
+
+    The reader takes a damaged header for the end of the archive. A true end is zeros alone.
+    """
+    assert archive.fileobj is not None
+    archive.fileobj.seek(archive.offset)
+    first = True
+    while chunk := archive.fileobj.read(2**20):
+        if any(chunk):
+            raise tarfile.ReadError("a header is damaged")
+        first = False
+    if first:
+        raise tarfile.ReadError("it ends too early")
 
 
 def decode(source: Path, stored: int) -> dict[str, Tensor]:
@@ -114,14 +139,21 @@ def decode(source: Path, stored: int) -> dict[str, Tensor]:
     images: dict[str, list[np.ndarray]] = {"train": [], "val": []}
     folders: dict[str, list[str]] = {"train": [], "val": []}
     for name, content in members(source):
-        split, folder, _ = name.split("/")
-        if split in images:
-            images[split].append(square(content, stored))
-            folders[split].append(folder)
+        split, *within = name.split("/")
+        if split in images and len(within) == 2:
+            try:
+                images[split].append(square(content, stored))
+            except Exception as error:  # decoders fail in more ways than can be listed
+                raise UserError(
+                    f"{source}: {name} is not a readable image: {error}; get {ORIGIN} again"
+                ) from error
+            folders[split].append(within[0])
     for split in images:
         if not images[split]:
             raise UserError(f"{source} has no images in {split}/<class>/; get {ORIGIN} again")
     classes = {folder: index for index, folder in enumerate(sorted(set(folders["train"])))}
+    if unknown := set(folders["val"]) - classes.keys():
+        raise UserError(f"{source}: train/ has no class {min(unknown)!r} of val/; get {ORIGIN}")
     arrays = {}
     for split in images:
         arrays[split] = torch.from_numpy(np.stack(images[split])).permute(0, 3, 1, 2).contiguous()

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,8 @@ def load_molecules(path: Path | None) -> MoleculeData:
     else:
         order = torch.randperm(len(rows), generator=seeded(0))
         test, train = order[: len(order) // 10], order[len(order) // 10 :]
+    if not len(train) or not len(test):
+        raise UserError(f"{source} has no molecules for training or for validation; get {ORIGIN}")
     return MoleculeData(train=train, test=test, **arrays)
 
 
@@ -110,13 +113,37 @@ def read_csv(path: Path) -> list[list[str]]:
                 return list(csv.reader(file))
         with open(path, newline="") as file:
             return list(csv.reader(file))
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is not a readable CSV file: {error}; get {ORIGIN}") from error
 
 
 def split_rows(path: Path) -> list[int]:
     """Read the row numbers in one of OGB's split files."""
-    return [int(row[0]) for row in read_csv(path)]
+    try:
+        return [int(row[0]) for row in read_csv(path)]
+    except (IndexError, ValueError) as error:
+        raise UserError(f"{path} is not a list of row numbers: {error}; get {ORIGIN}") from error
+
+
+def read_molecules(source: Path) -> list[tuple[str, list[float]]]:
+    """Read SMILES and labels of every row: 0, 1, or not a number where a cell is empty."""
+    header, *rows = read_csv(source) or [[]]
+    tasks = [i for i, name in enumerate(header) if name not in ("smiles", "mol_id")]
+    if "smiles" not in header or not tasks:
+        raise UserError(f"{source} has no column 'smiles' or none for a task; give {ORIGIN}")
+    smiles = header.index("smiles")
+    found = []
+    for number, row in enumerate(rows, 2):
+        try:
+            if len(row) != len(header):
+                raise ValueError(f"{len(row)} cells where the header has {len(header)}")
+            labels = [float(row[i]) if row[i] else torch.nan for i in tasks]
+            if any(label not in (0, 1) for label in labels if label == label):
+                raise ValueError("a label that is neither 0 nor 1 nor empty")
+        except ValueError as error:
+            raise UserError(f"{source}, row {number}: {error}; get {ORIGIN}") from error
+        found.append((row[smiles], labels))
+    return found
 
 
 def parse(source: Path) -> dict[str, Tensor]:
@@ -124,15 +151,10 @@ def parse(source: Path) -> dict[str, Tensor]:
     from rdkit import Chem, RDLogger
 
     RDLogger.DisableLog("rdApp.*")  # type: ignore[attr-defined]
-    header, *rows = read_csv(source)
-    if "smiles" not in header:
-        raise UserError(f"{source} has no column 'smiles'; give {ORIGIN}")
-    smiles = header.index("smiles")
-    tasks = [i for i, name in enumerate(header) if name not in ("smiles", "mol_id")]
     atoms, bonds, ends, kept, labels = [], [], [], [], []
     first_atom, first_bond = [0], [0]
-    for number, row in enumerate(rows):
-        molecule = Chem.MolFromSmiles(row[smiles])
+    for number, (smiles, known) in enumerate(read_molecules(source)):
+        molecule = Chem.MolFromSmiles(smiles)
         if molecule is None or molecule.GetNumAtoms() == 0:
             continue
         atoms += [atom_features(atom) for atom in molecule.GetAtoms()]
@@ -143,7 +165,7 @@ def parse(source: Path) -> dict[str, Tensor]:
         first_atom.append(len(atoms))
         first_bond.append(len(bonds))
         kept.append(number)
-        labels.append([float(row[i]) if row[i] else torch.nan for i in tasks])
+        labels.append(known)
     if not kept:
         raise UserError(f"{source} has no molecule that RDKit can read; get {ORIGIN}")
     return {

@@ -1,9 +1,9 @@
 """Magnetic-resonance slices with undersampled k-space: fastMRI's HDF5, or magnitude images."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -86,10 +86,14 @@ class FileSlices:
         import h5py  # type: ignore[import-untyped]
 
         path, number = self.where[index]
-        with h5py.File(path) as file:
-            k_space = torch.from_numpy(np.asarray(file["kspace"][number]))  # pyright: ignore
-            key = "reconstruction_esc" if "reconstruction_esc" in file else "reconstruction_rss"
-            return k_space, torch.from_numpy(np.asarray(file[key][number])).float()  # pyright: ignore
+        try:
+            with h5py.File(path) as opened:
+                file: Any = opened
+                k_space = torch.from_numpy(np.asarray(file["kspace"][number]))
+                target = torch.from_numpy(np.asarray(file[reconstruction(opened)][number]))
+                return k_space, target.float()
+        except (OSError, KeyError, RuntimeError, ValueError) as error:
+            raise damaged(path, error) from error
 
 
 @dataclass(frozen=True)
@@ -147,22 +151,64 @@ def load_mri(path: Path | None, *, size: int) -> MriData:
     """Load magnetic-resonance slices, cropped to ``size`` px."""
     source = locate_mri(path)
     if source.suffix == ".npz":
-        with np.load(source) as arrays:
-            images, test = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["is_test"])
-        held_out = test.bool()
+        images, held_out = read_magnitudes(source)
         return MriData(MagnitudeSlices(images[~held_out]), MagnitudeSlices(images[held_out]), size)
-    return MriData(volume_slices(source, "train"), volume_slices(source, "val"), size)
+    return MriData(volume_slices(source, "train", size), volume_slices(source, "val", size), size)
 
 
-def volume_slices(source: Path, split: str) -> FileSlices:
-    """List all slices of the volumes of a split."""
+def read_magnitudes(source: Path) -> tuple[Tensor, Tensor]:
+    """Read the images of an .npz, and which of them are held out."""
+    try:
+        with open(source, "rb") as file, np.load(file) as arrays:
+            images, test = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["is_test"])
+        if images.ndim != 3 or test.shape != images.shape[:1] or images.is_complex():
+            raise ValueError(f"images {[*images.shape]} and is_test {[*test.shape]}")
+        if not 0 < int(test.bool().sum()) < len(test) or not images.numel():
+            raise ValueError("nothing to train on or nothing held out")
+    except Exception as error:  # a damaged archive fails in more ways than can be listed
+        raise UserError(f"{source} is damaged or foreign: {error}; give {ORIGIN}") from error
+    return images, test.bool()
+
+
+def volume_slices(source: Path, split: str, size: int) -> FileSlices:
+    """List all slices of the volumes of a split; their crops to ``size`` px are of one shape."""
+    where: list[tuple[Path, int]] = []
+    shapes = set()
+    for path in sorted(source.glob(f"*_{split}/*.h5")):
+        count, shape = crops(path, size)
+        shapes.add(shape)
+        if len(shapes) > 1:
+            raise damaged(path, f"its slices are of another shape than those before, {shape}")
+        where += [(path, number) for number in range(count)]
+    if not where:
+        raise UserError(f"{source} has no slice in *_{split}; give {ORIGIN}")
+    return FileSlices(tuple(where))
+
+
+def crops(path: Path, size: int) -> tuple[int, tuple[int, ...]]:
+    """Return how many slices a volume has, and the shape of k-space and target cropped to size."""
     import h5py
 
-    where = []
-    for path in sorted(source.glob(f"*_{split}/*.h5")):
-        try:
-            with h5py.File(path) as file:
-                where += [(path, number) for number in range(len(file["kspace"]))]  # pyright: ignore
-        except (OSError, KeyError) as error:
-            raise UserError(f"{path} is not a fastMRI volume: {error}; get it again") from error
-    return FileSlices(tuple(where))
+    try:
+        with h5py.File(path) as opened:
+            file: Any = opened
+            k_space, target = file["kspace"], file[reconstruction(opened)]
+            complex_numbers, whole, wanted = k_space.dtype.kind == "c", k_space.shape, target.shape
+    except (OSError, KeyError, AttributeError, RuntimeError) as error:
+        raise damaged(path, error) from error
+    cropped = {tuple(min(size, side) for side in shape[-2:]) for shape in (whole, wanted)}
+    if not complex_numbers or len(whole) not in (3, 4) or len(wanted) != 3 or len(cropped) > 1:
+        raise damaged(path, f"its k-space has the shape {whole} and its target {wanted}")
+    if whole[0] != wanted[0]:
+        raise damaged(path, f"it has {whole[0]} slices and {wanted[0]} targets")
+    return whole[0], cropped.pop()
+
+
+def reconstruction(file: Container[str]) -> str:
+    """Name the target of a volume: that of one coil, or that of many."""
+    return "reconstruction_esc" if "reconstruction_esc" in file else "reconstruction_rss"
+
+
+def damaged(path: Path, reason: object) -> UserError:
+    """Return the error for a volume that cannot be used."""
+    return UserError(f"{path} is not a fastMRI volume: {reason}; get it again")

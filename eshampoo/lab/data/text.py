@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,8 +109,11 @@ def read(path: Path) -> str:
     """Read a text file, compressed or not."""
     try:
         content = path.read_bytes()
-        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        if not text:
+            raise EOFError("it is empty")
+        return text
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not readable text: {error}; give {ORIGIN}") from error
 
 
@@ -121,7 +125,7 @@ def json_documents(path: Path) -> list[str]:
             record = json.loads(line)
             fields = ("text",) if "text" in record else ("prefix", "gold_completion")
             documents.append("".join(record[field] for field in fields))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number}: not JSON with a 'text' field ({error}); give {ORIGIN}"
             ) from error

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eshampoo.lab.errors import UserError
-from eshampoo.lab.files import make_directory
 from eshampoo.lab.run.checkpoint import discard_checkpoints
 from eshampoo.lab.run.runlog import FILE_NAME, read_log
 from eshampoo.lab.run.runs import Run, typed
@@ -42,7 +41,7 @@ def run_all(missing: dict[Path, Run], known: argparse.Namespace, console: Consol
         try:
             while waiting or active:
                 while waiting and len(active) < known.jobs:
-                    place = make_directory(waiting.pop(0))
+                    place = waiting.pop(0)
                     words = run_command(missing[place], place, threads, known.data)
                     active[place] = start(words)
                 time.sleep(POLL)

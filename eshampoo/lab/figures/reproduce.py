@@ -15,7 +15,7 @@ from eshampoo.lab.figures.draw import draw
 from eshampoo.lab.figures.jobs import run_all
 from eshampoo.lab.figures.results import add_results, stored_logs
 from eshampoo.lab.figures.table import figure_table
-from eshampoo.lab.files import make_directory, write_atomic
+from eshampoo.lab.files import made, write_atomic
 from eshampoo.lab.optimizers import check_options
 from eshampoo.lab.report.compare import Group
 from eshampoo.lab.run.runlog import FILE_NAME, Log, finished, read_log, read_records
@@ -60,18 +60,26 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
 
 
 def reproduce(known: argparse.Namespace, console: Console) -> int:
-    """Run what is missing, draw the figure, write the table."""
+    """Carry out ``eshampoo reproduce``: the runs that are missing, the figure, its table."""
     figures = {**FIGURES, DEFAULTS.name: DEFAULTS}
     if known.figure not in figures:
         names = ", ".join(figures)
         raise UserError(f"unknown figure {known.figure!r}; choose one of: {names}")
     figure = figures[known.figure]
-    out = make_directory(known.out or Path("runs") / "figures")
     points = plan(figure, known.scale, known.seeds, known.steps)
+    out = known.out or Path("runs") / "figures"
+    with made(out):
+        return finish(figure, points, out, known, console)
+
+
+def finish(
+    figure: Figure, points: Sequence[Point], out: Path, known: argparse.Namespace, console: Console
+) -> int:
+    """Train the runs of a figure that are neither stored nor finished, then draw it."""
     runs = {run.place: run for point in points for run in point.runs}
     logs = stored_logs(known.results, runs.values())
     others = {known.runs / place: run for place, run in runs.items() if place not in logs}
-    missing = {path: run for path, run in others.items() if not finished(path)}
+    missing = {path: run for path, run in others.items() if not finished(path, run)}
     console.print(
         f"{figure.name}: {len(runs)} runs, {len(logs)} of them in {known.results},"
         f" {len(others) - len(missing)} finished before, {len(missing)} missing"

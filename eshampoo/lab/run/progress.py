@@ -23,10 +23,10 @@ class RunDisplay:
     def __init__(self, console: Console, runs: Sequence[Run]) -> None:
         self.runs = list(runs)
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=console,
             expand=True,
@@ -61,21 +61,24 @@ class RunDisplay:
         self.progress.update(self.tasks[label(run, self.runs)], advance=run.steps)
         self.progress.update(self.overall, advance=run.steps)
 
+    def writer(self, directory: Path) -> "SummaryWriter":
+        """Start a log of TensorBoard; it is closed with the display."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writers.append(SummaryWriter(str(directory)))
+        return self.writers[-1]
+
     def observer(self, run: Run, tensorboard: Path | None) -> Callable[[Step], None]:
         """Return the function to call after every step of a run."""
         task = self.tasks[label(run, self.runs)]
         self.progress.start_task(task)
-        writer = None
-        if tensorboard is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            writer = SummaryWriter(str(tensorboard))
-            self.writers.append(writer)
+        writer: SummaryWriter | None = None
         previous, drawn = 0, 0.0
 
         def observe(step: Step) -> None:
-            nonlocal previous, drawn
-            if writer is not None:
+            nonlocal previous, drawn, writer
+            if tensorboard is not None:
+                writer = writer or self.writer(tensorboard)
                 writer.add_scalar("loss", step.loss, step.step)
                 writer.add_scalar("basis computations", step.computations, step.step)
             if step.seconds - drawn < REDRAW and step.step != run.steps:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.files import write_atomic
+from eshampoo.lab.run import fields
 from eshampoo.lab.run.runs import Run, run_from_record
 
 Record = Mapping[str, Any]
@@ -142,9 +143,9 @@ def parse_records(lines: Iterable[str], path: Path, remedy: str) -> list[Record]
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
-        if not isinstance(record, dict) or "kind" not in record:
+        if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
             raise UserError(f"{path}, line {number}: not a record of a run; {remedy}")
         records.append(record)
     return records
@@ -161,14 +162,19 @@ def log_of(records: Iterable[Record], path: Path, remedy: str) -> Log:
     for record in records:
         groups.setdefault(record["kind"], []).append(record)
     try:
+        for kind, holds in fields.RECORDS.items():
+            for record in groups.get(kind, []):
+                fields.check(record, holds)
         header = groups["run"][0]
         steps, basis = groups.get("step", []), groups.get("basis", [])
         factors = groups.get("factors", [{"factors": []}])[0]["factors"]
+        for factor in factors:
+            fields.check(factor, fields.FACTOR)
         return Log(
             path=path,
             header=header,
             run=run_from_record(header["run"]),
-            step=column(steps, "step"),
+            step=rising(column(steps, "step")),
             loss=column(steps, "loss"),
             times={name: column(steps, name) for name in TIMES},
             cpu_times={name: optional_column(steps, name) for name in CPU_TIMES},
@@ -178,25 +184,41 @@ def log_of(records: Iterable[Record], path: Path, remedy: str) -> Log:
                 for record in groups.get("evaluation", [])
             ),
             factors=tuple(Factor(**factor) for factor in factors),
-            basis_step=column(basis, "step"),
+            basis_step=rising(column(basis, "step")),
             basis_work=column(basis, "work"),
-            basis_checks=column(basis, "checks"),
-            basis_computations=column(basis, "computations"),
-            basis_criterion=column(basis, "criterion"),
+            basis_checks=column(basis, "checks", len(factors)),
+            basis_computations=column(basis, "computations", len(factors)),
+            basis_criterion=column(basis, "criterion", len(factors)),
             end=groups["end"][0] if "end" in groups else None,
         )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{path}: a record lacks or spoils {error}; {remedy}") from error
 
 
-def column(records: Sequence[Record], key: str) -> Array:
-    """Return one field of all records, not a number where it is null."""
-    return np.array([record[key] for record in records], dtype=np.float64)
+def column(records: Sequence[Record], key: str, width: int | None = None) -> Array:
+    """Return one field of all records, not a number where it is null; ``width`` if it is a list."""
+    return sensible([record[key] for record in records], key, width)
 
 
 def optional_column(records: Sequence[Record], key: str) -> Array:
     """Return one field of all records, not a number where a record lacks it."""
-    return np.array([record.get(key) for record in records], dtype=np.float64)
+    return sensible([record.get(key) for record in records], key, None)
+
+
+def sensible(values: Sequence[Any], key: str, width: int | None) -> Array:
+    """Return an array of the shape that it should have, without Inf."""
+    shape = (len(values),) if width is None else (len(values), width)
+    array = np.array(values, dtype=np.float64) if values else np.zeros(shape)
+    if array.shape != shape or (np.abs(array) > fields.LARGEST).any():
+        raise ValueError(f"{key!r} with {str(values)[:60]}")
+    return array
+
+
+def rising(steps: Array) -> Array:
+    """Return the numbers of steps, which start at 1 or later and grow."""
+    if len(steps) and not (steps[0] >= 1 and (np.diff(steps) > 0).all()):
+        raise ValueError("steps that do not grow from 1 on")
+    return steps
 
 
 def find_logs(directory: Path) -> list[Log]:
@@ -209,7 +231,20 @@ def find_logs(directory: Path) -> list[Log]:
     return [read_log(path) for path in paths]
 
 
-def finished(out: Path) -> bool:
-    """Tell whether a directory holds a run that came to its end."""
+def finished(out: Path, run: Run) -> bool:
+    """Tell whether ``run`` came to its end in a directory; one that holds another is refused."""
     path = out / FILE_NAME
-    return path.exists() and read_log(path).finished
+    if not path.exists():
+        return False
+    log = read_log(path)
+    refuse_another(out, log.header["run"], run)
+    return log.finished
+
+
+def refuse_another(out: Path, record: Record, run: Run) -> None:
+    """Refuse to take what belongs to another run, by the record of the log or of a checkpoint."""
+    if plain(record) != plain(run.record()):
+        raise UserError(
+            f"{out} holds another run ({run_from_record(record).name}), not {run.name};"
+            " give the same options or another --out"
+        )

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.optimizers import OPTIMIZERS, Option
+from eshampoo.lab.run import fields
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -65,11 +66,11 @@ def label(run: Run, others: Sequence[Run]) -> str:
 def run_from_record(record: Mapping[str, Any]) -> Run:
     """Read what ``Run.record`` wrote."""
     try:
-        options = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in record["options"].items()
-        }
-        fields = {key: record[key] for key in ("workload", "scale", "optimizer", "seed", "steps")}
-        return Run(options=options, **fields)
-    except (AttributeError, KeyError) as error:
-        raise UserError(f"the run record of the log has no {error}; repeat that run") from error
+        fields.check(record, fields.RUN)
+    except ValueError as error:
+        raise UserError(f"the run record of the log has {error}; repeat that run") from error
+    options = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in record["options"].items()
+    }
+    return Run(**{**{key: record[key] for key in fields.RUN}, "options": options})

@@ -17,10 +17,16 @@ from torch.optim import Optimizer
 from eshampoo.lab.catalogue import setting, workload
 from eshampoo.lab.data import Dataset, batch_indices, seeded
 from eshampoo.lab.errors import UserError
+from eshampoo.lab.files import make_directory
 from eshampoo.lab.models import parameter_kinds
 from eshampoo.lab.optimizers import build_optimizer, schedule, scheduled
 from eshampoo.lab.run.basis import basis_record, computations, factors_record
-from eshampoo.lab.run.checkpoint import discard_checkpoints, load_checkpoint, save_checkpoint
+from eshampoo.lab.run.checkpoint import (
+    checkpoints,
+    discard_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
 from eshampoo.lab.run.environment import environment
 from eshampoo.lab.run.runlog import (
     CPU_TIMES,
@@ -30,6 +36,8 @@ from eshampoo.lab.run.runlog import (
     RunLog,
     read_log,
     read_records,
+    refuse_another,
+    repeat,
 )
 from eshampoo.lab.run.runs import Run
 from eshampoo.lab.workloads import Setting, Workload
@@ -81,6 +89,7 @@ def train(
     A stopped or killed run continues with ``resume`` to the same curve, bit for bit.
     """
     state = _begin(run, dataset, out, command)
+    make_directory(out)  # only now: a run that is refused leaves nothing behind
     if resume:
         _resume_(state, out)
     else:
@@ -213,6 +222,7 @@ def _save(state: _State, out: Path) -> None:
         out,
         state.step,
         {
+            "run": state.run.record(),
             "model": state.model.state_dict(),
             "optimizer": state.optimizer.state_dict(),
             "logging": state.logging,
@@ -223,21 +233,26 @@ def _save(state: _State, out: Path) -> None:
 def _resume_(state: _State, out: Path) -> None:
     """Continue from the newest checkpoint, and forget what was logged after it."""
     path = out / FILE_NAME
-    checkpoint = load_checkpoint(out)
-    if checkpoint is None or not path.exists():
+    if not path.exists():
+        if checkpoints(out):
+            raise UserError(f"{out} has checkpoints but no {FILE_NAME}; delete it and start again")
         return
     before = read_log(path)
-    if before.run != state.run:
-        raise UserError(
-            f"{out} holds another run ({before.run.name}); give the same options or another --out"
-        )
+    refuse_another(out, before.header["run"], state.run)
+    checkpoint = load_checkpoint(out)
+    if checkpoint is None:
+        return
+    refuse_another(out, checkpoint["run"], state.run)
+    kept = [record for record in read_records(path) if record.get("step", 0) <= checkpoint["step"]]
+    if sum(record["kind"] == "step" for record in kept) != checkpoint["step"]:
+        raise UserError(f"{path} lacks steps before the checkpoint; {repeat(path)}")
+    torch.set_rng_state(checkpoint["generator"])
     # sums depend in their last bits on the number of threads, so it stays as it was
     torch.set_num_threads(before.header["environment"]["threads"])
     state.model.load_state_dict(checkpoint["model"])
     state.optimizer.load_state_dict(checkpoint["optimizer"])
     state.logging = checkpoint["logging"]
     state.step = checkpoint["step"]
-    kept = [record for record in read_records(path) if record.get("step", 0) <= state.step]
     state.log = RunLog(out, (record for record in kept if record["kind"] != "end"))
 
 

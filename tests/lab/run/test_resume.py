@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from tiny_runs import tiny, trained
 
-from eshampoo.lab.errors import UserError
 from eshampoo.lab.optimizers import OPTIMIZERS
 from eshampoo.lab.run.checkpoint import checkpoints
 from eshampoo.lab.run.runlog import FILE_NAME, read_log
@@ -109,13 +108,6 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
     trained(run, part, checkpoint_every=5, watch=count.append, stopped=lambda: len(count) == 12)
     checkpoints(part)[0].write_bytes(b"half a checkpoint")
     assert np.array_equal(trained(run, part, resume=True).loss, whole.loss)
-
-
-def test_another_run_is_not_resumed(tmp_path):
-    count = []
-    trained(tiny("eshampoo"), tmp_path, watch=count.append, stopped=lambda: len(count) == 3)
-    with pytest.raises(UserError, match="holds another run"):
-        trained(tiny("eshampoo", tau=0.3), tmp_path, resume=True)
 
 
 def test_a_run_that_was_begun_without_cpu_seconds_goes_on_without_their_sum(tmp_path):

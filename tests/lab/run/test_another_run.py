@@ -1,0 +1,124 @@
+"""A directory belongs to one run, and to one process at a time."""
+
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from tiny_runs import tiny, trained
+
+from eshampoo.lab.cli import main
+from eshampoo.lab.errors import UserError
+from eshampoo.lab.files import held
+from eshampoo.lab.run.checkpoint import checkpoints
+from eshampoo.lab.run.runlog import FILE_NAME
+
+WORDS = ["train", "digits-vit", "--scale", "tiny", "--steps", "4", "--threads", "1", "--resume"]
+MINE = {"--optimizer": "adamw", "--lr": "0.01", "--seed": "3"}
+
+
+def command(out, **changes):
+    options = MINE | {f"--{key}": value for key, value in changes.items()}
+    return [*WORDS, *(word for pair in options.items() for word in pair), "--out", str(out)]
+
+
+def stopped(run, out, after=3):
+    """A run that was interrupted after some steps."""
+    seen = []
+    trained(run, out, watch=seen.append, stopped=lambda: len(seen) == after)
+
+
+def files(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_a_finished_run_is_reported_only_to_whoever_asked_for_it(tmp_path, capsys):
+    assert main(command(tmp_path)) == 0
+    before = files(tmp_path)
+    assert main(command(tmp_path)) == 0
+    for change in ({"optimizer": "soap"}, {"lr": "0.5"}, {"seed": "7"}, {"steps": "5"}):
+        capsys.readouterr()
+        assert main(command(tmp_path, **change)) == 2
+        output = capsys.readouterr()
+        assert "holds another run (adamw," in output.err
+        assert output.err.count("\n") == 1
+        assert "final loss" not in output.out
+    assert files(tmp_path) == before
+
+
+def test_another_run_is_not_resumed(tmp_path):
+    stopped(tiny("eshampoo"), tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(UserError, match="holds another run"):
+        trained(tiny("eshampoo", tau=0.3), tmp_path, resume=True)
+    assert files(tmp_path) == before
+
+
+def test_a_log_without_checkpoints_still_says_whose_it_is(tmp_path):
+    stopped(tiny("adamw"), tmp_path)
+    for path in checkpoints(tmp_path):
+        path.unlink()
+    with pytest.raises(UserError, match="holds another run"):
+        trained(tiny("adamw", lr=0.5), tmp_path, resume=True)
+
+
+def test_checkpoints_of_another_run_are_refused(tmp_path):
+    """Put there by hand, beside the right log."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    stopped(tiny("adamw"), mine)
+    stopped(tiny("adamw", lr=0.5), other)
+    for path in checkpoints(other):
+        shutil.copy(path, mine)
+    with pytest.raises(UserError, match=r"holds another run .*lr=0\.5"):
+        trained(tiny("adamw"), mine, resume=True)
+
+
+def test_a_checkpoint_needs_the_log_of_its_steps(tmp_path):
+    run = tiny("adamw")
+    stopped(run, tmp_path)
+    path = tmp_path / FILE_NAME
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if '"step":2,' not in line) + "\n")
+    with pytest.raises(UserError, match="lacks steps before the checkpoint"):
+        trained(run, tmp_path, resume=True)
+    path.unlink()
+    with pytest.raises(UserError, match=f"checkpoints but no {FILE_NAME}"):
+        trained(run, tmp_path, resume=True)
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from eshampoo.lab.files import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_the_second_process_into_a_directory_is_refused_until_the_first_ends(end, tmp_path, capsys):
+    words = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "held\n"
+        assert main(command(tmp_path)) == 2
+        first.send_signal(end)
+    error = capsys.readouterr().err
+    assert f"another process is training into {tmp_path}" in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+    assert main(command(tmp_path)) == 0
+
+
+def test_a_directory_is_held_once(tmp_path):
+    """The same within one process; a comparison is held as a whole."""
+    words = ["compare", "digits-vit", "--optimizers", "adamw", "--scale", "tiny", "--steps", "2"]
+    with held(tmp_path):
+        with pytest.raises(UserError, match="another process"), held(tmp_path):
+            pass
+        assert main([*words, "--seeds", "1", "--out", str(tmp_path)]) == 2
+        assert not list(tmp_path.iterdir())
+    with held(tmp_path):
+        pass
