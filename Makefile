@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo check test lint type bench figures fuzz chaos clean
+.PHONY: help demo check quick test lint type bench figures fuzz chaos clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -19,7 +19,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## compare optimizers on embedded data: table and report.html, a few minutes
 	$(BIN)/eshampoo compare digits-vit --optimizers adamw,shampoo,soap,eshampoo --seeds 3 --out runs/demo
 
-check: $(READY) lint type  ## for the inner loop, 90 seconds: lint, types, every test that is not slow
+check: $(READY)  ## for the inner loop, 90 seconds: lint, types, every test that is not slow
+	$(MAKE) -j 2 lint type quick
+
+quick: $(READY)  ## every test that is not slow
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test: $(READY) lint type  ## everything that must hold, under ten minutes: lint, types, all tests

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import oracles
+import pytest
 import torch
 from torch import nn
 
@@ -40,6 +41,8 @@ COMMON = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
 ALL = tuple(METHODS)
 BLOCKED = tuple(method for method in METHODS if method != "FullMatrixAdam")
+# For tests that take long, so that `make check` has one method and `make test` all of them.
+FIRST_IS_FAST = ["EShampoo", *(pytest.param(m, marks=pytest.mark.slow) for m in [*METHODS][1:])]
 CORRECTED = ("EShampoo", "FullMatrixAdam")
 NAN = float("nan")
 ABSENT = object()
@@ -384,6 +387,17 @@ class Pair:
                 atol=tolerance,
                 msg=lambda m, s=tuple(W.shape): f"shape {s} {when}: {m}",
             )
+
+
+def thinned(rows, features):
+    """Rows for `parametrize`, by their names; one whose features all came before is slow."""
+    seen, params = set(), []
+    for name, row in rows.items():
+        own = set(features(*row))
+        marks = [pytest.mark.slow] if own <= seen else []
+        params.append(pytest.param(*row, id=name, marks=marks))
+        seen |= own
+    return params
 
 
 def compare(method, shapes, steps, tolerance=1e-10, missing=(), changes=None, seed=0, **options):

@@ -60,6 +60,7 @@ def test_a_quick_run_measures_and_writes(tmp_path, capsys):
     assert "EShampoo plain step / 3-unit limit, 64×4" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_two_checkouts_take_the_same_steps_side_by_side(capsys):
     few = ["--only", "layers:8:1", "--seconds", "0", "--pairs", "1", "--threads", "1"]
     beside.main([str(environment.ROOT), *few])

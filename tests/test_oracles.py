@@ -429,6 +429,7 @@ def test_kl_shampoo_on_a_matrix_is_its_two_equations_written_out():
         assert difference.norm() <= 1e-9 * expected.norm()
 
 
+@pytest.mark.slow
 def test_kl_shampoo_factors_whiten_a_stationary_kronecker_gradient():
     # E[vec G vec Gᵀ] = C_L ⊗ C_R is the fixed point S_L ⊗ S_R of the two equations.
     generator = torch.Generator().manual_seed(0)

@@ -71,6 +71,7 @@ def test_train_takes_any_keyword_and_hides_where_the_data_lie(tmp_path, capsys):
     assert "holds a run already" in complaint(capsys, *words, *SHORT)
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_the_loss(tmp_path):
     words = ["train", "digits-vit", "--optimizer", "adamw", "--tensorboard", *SHORT]
     assert main([*words, "--out", str(tmp_path)]) == 0

@@ -2,7 +2,17 @@
 
 import pytest
 import torch
-from cases import METHODS, assert_close, assert_same, compare, feed, parameters, problem, run
+from cases import (
+    FIRST_IS_FAST,
+    METHODS,
+    assert_close,
+    assert_same,
+    compare,
+    feed,
+    parameters,
+    problem,
+    run,
+)
 
 from eshampoo import EShampoo
 
@@ -33,7 +43,7 @@ def test_batched_is_one_at_a_time(method):
         assert torch.equal(ours["step"], theirs["step"])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FIRST_IS_FAST)
 def test_batched_is_one_at_a_time_to_the_last_digits_on_full_rank_factors(method):
     shapes = [(4, 4), (3, 3, 3), (5,), (4, 4), (4, 4)]
     tensors, grads = problem(shapes, 60)
@@ -46,7 +56,7 @@ def test_batched_is_one_at_a_time_to_the_last_digits_on_full_rank_factors(method
         assert_close(together[i].detach(), p.detach(), 1e-12)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FIRST_IS_FAST)
 def test_the_order_of_parameters_is_irrelevant(method):
     shapes = [(4, 4), (3, 3), (5,), (4, 4), (), (3, 3)]
     tensors, grads = problem(shapes, 40)

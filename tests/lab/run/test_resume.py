@@ -16,8 +16,12 @@ from eshampoo.lab.optimizers import OPTIMIZERS
 from eshampoo.lab.run.checkpoint import checkpoints
 from eshampoo.lab.run.runlog import FILE_NAME, read_log
 
+SLOW = {"fullmatrixadam": pytest.mark.slow}
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(name, marks=SLOW.get(name, ())) for name in OPTIMIZERS]
+)
 def test_a_stopped_run_resumes_to_the_same_curve(optimizer, tmp_path):
     """Bit for bit: losses, basis computations and criteria, and the two newest checkpoints stay."""
     run = tiny(optimizer)
