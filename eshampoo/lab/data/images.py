@@ -114,7 +114,7 @@ def members(source: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def is_image(name: str) -> bool:
-    """Tell images by their names; ``._name.jpeg`` is what macOS keeps beside one."""
+    """Tell images by their names; a name with a dot in front is what macOS keeps beside one."""
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
