@@ -45,6 +45,8 @@ def takes(options: Callable[P, Options]) -> Callable[[Plain[S]], Constructor[S, 
             for key in kwargs.keys() - own:
                 hint = misspelt(options, key) or f"it takes {', '.join(own)}"
                 raise TypeError(f"{type(self).__name__} has no keyword {key!r}: {hint}")
+            if kwargs.get("graft") is not None:  # a graft sets the size of updates, in place of
+                kwargs.setdefault("rms", None)  # the default of rms
             plain(self, params, options(*args, **kwargs))
 
         first = list(inspect.signature(plain).parameters.values())[:2]  # self and params

@@ -367,6 +367,8 @@ class Oracle:
     scale_moves = True  # D lives in the eigenbasis; Shampoo's, the graft's, in parameter space
 
     def __post_init__(self):
+        if self.graft is not None:  # both set the size of an update
+            self.rms = None
         self.params = [W.detach().clone().double().contiguous() for W in self.params]
         self.blocks = [self.cut(W) for W in self.params]
 
@@ -430,7 +432,7 @@ class Oracle:
     def with_rms(self, block: Block, U: Tensor) -> Tensor:
         """U at this root mean square, once the block has a basis."""
         norm = torch.linalg.norm(U).item()
-        if not (block.observed or block.checked or any(block.history)):
+        if not any(block.computed):
             return U
         return U * (self.rms * math.sqrt(U.numel()) / norm) if norm > 0 else 0 * U
 
