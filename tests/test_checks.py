@@ -59,6 +59,7 @@ def by_the_rule(beta, novelty, last):
 @example(beta=0.9, novelty=0.19)
 @example(beta=0.5, novelty=0.8)
 @example(beta=1.0, novelty=0.1)
+@example(beta=0.9999999999999999, novelty=0.25)
 @example(beta=1.0, novelty=1e-300)
 @example(beta=0.0, novelty=1.0)
 @example(beta=5e-324, novelty=1.0)
