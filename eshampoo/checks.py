@@ -61,7 +61,9 @@ class WhenNew:
         if beta == 1:
             gap = last * novelty / (1 - novelty)
         else:
-            gap = (math.log1p(-novelty) - math.log1p(-novelty * beta**last)) / math.log(beta)
+            log = math.log1p(beta - 1)
+            old = -math.expm1(last * log)  # 1 − β^s, also for β next to 1
+            gap = math.log1p(-novelty * old / (1 - novelty * beta**last)) / log
         return max(1, math.ceil(gap * (1 - 1e-12) - 1e-9))
 
 

@@ -45,6 +45,8 @@ def takes(options: Callable[P, Options]) -> Callable[[Plain[S]], Constructor[S, 
             for key in kwargs.keys() - own:
                 hint = misspelt(options, key) or f"it takes {', '.join(own)}"
                 raise TypeError(f"{type(self).__name__} has no keyword {key!r}: {hint}")
+            if kwargs.get("graft") is not None:  # a graft sets the size of updates, in place of
+                kwargs.setdefault("rms", None)  # the default of rms
             plain(self, params, options(*args, **kwargs))
 
         first = list(inspect.signature(plain).parameters.values())[:2]  # self and params
@@ -88,7 +90,9 @@ class ShampooOptions(Options):
 
     tau: Tau = 0.0
     frequency: Frequency = 100
+    budget: float | None = None
     graft: Graft | None = "adam"
+    rms: float | None = None
     slots: Slots = field(default="rank", init=False)
     beta3: float | None = field(default=None, init=False)
     correction: Correction = field(default="naive", init=False)
@@ -119,6 +123,8 @@ class SOAPOptions(EShampooOptions):
     betas: tuple[float, float] = field(default=(0.95, 0.95), kw_only=False)
     tau: Tau = 0.0
     frequency: Frequency = 10
+    budget: float | None = None
+    rms: float | None = None
     solver: Solver = "power"
     max_dim: int = 10000
     oversize: Oversize = "identity"
@@ -148,6 +154,8 @@ class KLShampooOptions(EShampooOptions):
 
     tau: Tau = 0.0
     frequency: Frequency = 10
+    budget: float | None = None
+    rms: float | None = None
     graft: Graft | None = field(default=None, init=False)
     graft_scope: GraftScope = field(default="parameter", init=False)
     slots: Slots = field(default="rank", init=False)

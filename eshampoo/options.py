@@ -172,15 +172,15 @@ class Options:
     eps: float = keyword(1e-8, AT_LEAST_0)
     weight_decay: float = keyword(1e-2, AT_LEAST_0)
     _: KW_ONLY
-    tau: Tau = keyword(0.1, TAU)
-    frequency: Frequency = keyword(50, FREQUENCY)
+    tau: Tau = keyword(0.03, TAU)
+    frequency: Frequency = keyword("auto", FREQUENCY)
     novelty: float = keyword(0.1, ABOVE_0)
-    budget: float | None = keyword(None, AT_LEAST_0_OR_NONE)
+    budget: float | None = keyword(0.25, AT_LEAST_0_OR_NONE)
     variant: Variant = keyword("shampoo", one_of(Variant))
     trace_scaling: bool = keyword(False, SWITCH)
     graft: Graft | None = keyword(None, one_of(Graft, None))
     graft_scope: GraftScope = keyword("parameter", one_of(GraftScope))
-    rms: float | None = keyword(None, POSITIVE_OR_NONE)
+    rms: float | None = keyword(0.4, POSITIVE_OR_NONE)
     eigenvalues: Eigenvalues = keyword("stale", one_of(Eigenvalues))
     solver: Solver = keyword("eigh", one_of(Solver))
     slots: Slots = keyword("rank", one_of(Slots))
@@ -192,7 +192,7 @@ class Options:
     matrices: Matrices = keyword("kronecker", one_of(Matrices))
     max_dim: int = keyword(1024, COUNT)
     oversize: Oversize = keyword("split", one_of(Oversize))
-    merge_dims: Merge = keyword(True, one_of(Literal["kernel"], False, True))
+    merge_dims: Merge = keyword(False, one_of(Literal["kernel"], False, True))
     nesterov: bool = keyword(False, SWITCH)
     maximize: bool = keyword(False, SWITCH)
     process_group: "ProcessGroup | None" = keyword(None, ANYTHING)
@@ -202,7 +202,7 @@ class Options:
     # β3, or β2 if β3 is None; known to the options of a step.
     beta_scale: float = field(default=math.nan, init=False)
     # Whether the criterion is evaluated at step t; known to the options of a step.
-    checks_at: Every | WhenNew = field(default=Every(50), init=False)
+    checks_at: Every | WhenNew = field(default=Every(1), init=False)
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "Options":
@@ -231,6 +231,14 @@ class Options:
         checks_at = when_new(beta2, options.novelty) if F == "auto" else Every(F)
         object.__setattr__(options, "checks_at", checks_at)
         return options
+
+    @property
+    def bounded(self) -> bool:
+        """Whether entries are cut off at Adam's own bound.
+
+        Where the size of an update is fixed, one entry beyond it would be at the cost of all others.
+        """
+        return self.correction == "bounded" or self.rms is not None
 
     @property
     def graft_moment(self) -> bool:

@@ -192,7 +192,7 @@ KEYWORDS = {
     "max_dim": Keyword(tuple(range(2, 25)), ((0, "at least 1"),), fixed=2, methods=BLOCKED),
     "oversize": choice("split", "identity", bad="merge", fixed="identity", methods=BLOCKED),
     "merge_dims": Keyword(
-        (False, True, "kernel"), (("all", "False, True, 'kernel'"),), fixed=False, methods=BLOCKED
+        (False, True, "kernel"), (("all", "False, True, 'kernel'"),), fixed=True, methods=BLOCKED
     ),
     "rms": Keyword(
         (None, None, 0.4),
@@ -258,6 +258,9 @@ def live_changes(keywords):
     """Every change of these keywords that takes effect in a running optimizer, by name."""
     return {name: change for k in keywords for name, change in k.live.items()}
 
+
+# The rules of the paper, where the defaults are our own.
+PAPER = {"budget": None, "rms": None}
 
 # Problems -----------------------------------------------------------------------------------------
 
@@ -451,7 +454,7 @@ def checked(method, tau, steps=24, frequency=3, **options):
     """An optimizer after some steps on five factors of full rank, every third one with a check."""
     tensors, grads = problem([(4, 4), (3, 3, 3)], steps, condition=3.0)
     params = parameters(tensors)
-    common = {"merge_dims": False, "lr": 1e-2, "betas": (0.9, 0.9)}
+    common = {"budget": None, "lr": 1e-2, "betas": (0.9, 0.9)}
     optimizer = METHODS[method](params, frequency=frequency, tau=tau, **{**common, **options})
     run(optimizer, params, grads)
     return optimizer

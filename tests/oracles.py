@@ -112,7 +112,15 @@ class Block:
 
 # Eigenbases ---------------------------------------------------------------------------------------
 
-FREE_BASES = 3  # of each factor, whatever the budget
+
+def eigh_cost(d: int) -> float:
+    """What the eigenvectors of a matrix cost, in multiply-adds."""
+    return 5 * d**3 + 1300 * d**2
+
+
+def qr_cost(d: int) -> float:
+    """What a QR decomposition costs, in multiply-adds."""
+    return 3 * d**3 + 600 * d**2
 
 
 @functools.cache
@@ -310,6 +318,22 @@ def bias(beta: float, t: int) -> float:
     return 1.0 if beta == 1.0 else 1 - beta**t
 
 
+def bound(o: "Oracle", t: int, beta3: float) -> float:
+    """c_t ≥ |m̂|/√v̂ from the weights of the two averages, one by one (Cauchy–Schwarz)."""
+    beta1 = o.betas[0]
+    total = 0.0
+    for k in range(t):  # the gradient of k steps ago
+        a = (1 - beta1) * beta1**k
+        if o.nesterov:
+            a = beta1 * a + (1 - beta1) * (k == 0)
+        b = (1 - beta3) * beta3**k if beta3 < 1 else 1.0
+        if b == 0:
+            return math.inf
+        total += a**2 / b
+    ahead = 1 - beta1 ** (t + 1 if o.nesterov else t)
+    return math.sqrt(total * bias(beta3, t)) / ahead
+
+
 @dataclass
 class Oracle:
     """One loop over parameters and blocks: W ← W − lr (U + λ W), U given by the subclass."""
@@ -320,10 +344,10 @@ class Oracle:
     eps: float = 1e-8
     weight_decay: float = 1e-2
     _: KW_ONLY
-    tau: float | Callable[[int], float] = 0.1
-    frequency: int | str = 50
+    tau: float | Callable[[int], float] = 0.03
+    frequency: int | str = "auto"
     novelty: float = 0.1
-    budget: float | None = None
+    budget: float | None = 0.25
     solver: str = "eigh"
     slots: str = "rank"
     refresh_to: float = 0.5
@@ -332,8 +356,8 @@ class Oracle:
     matrices: str = "kronecker"
     max_dim: int = 1024
     oversize: str = "split"
-    merge_dims: bool | str = True
-    rms: float | None = None
+    merge_dims: bool | str = False
+    rms: float | None = 0.4
     graft: str | None = None
     graft_scope: str = "parameter"
     nesterov: bool = False
@@ -343,6 +367,8 @@ class Oracle:
     scale_moves = True  # D lives in the eigenbasis; Shampoo's, the graft's, in parameter space
 
     def __post_init__(self):
+        if self.graft is not None:  # both set the size of an update
+            self.rms = None
         self.params = [W.detach().clone().double().contiguous() for W in self.params]
         self.blocks = [self.cut(W) for W in self.params]
 
@@ -358,10 +384,10 @@ class Oracle:
             whole = tuple(slice(0, d) for d in W.shape)
             return [Block(tuple(W.shape), whole, [False] * W.ndim)]
         based = [self.oversize == "split" or d <= self.max_dim for d in modes]
-        if len(modes) > 1:  # a side whose factor has over 16 times the entries of the block: none
+        if len(modes) > 1:  # a side whose factor has 8 times the entries of the block: none
             rest = [math.prod(modes) // d for d in modes]
             based = [
-                b and min(d, self.max_dim) <= 16 * r
+                b and min(d, self.max_dim) < 8 * r
                 for b, d, r in zip(based, modes, rest, strict=True)
             ]
         kernel = self.merge_dims == "kernel" and len([d for d in W.shape if d != 1]) > len(modes)
@@ -406,7 +432,7 @@ class Oracle:
     def with_rms(self, block: Block, U: Tensor) -> Tensor:
         """U at this root mean square, once the block has a basis."""
         norm = torch.linalg.norm(U).item()
-        if not (block.observed or block.checked or any(block.history)):
+        if not any(block.computed):
             return U
         return U * (self.rms * math.sqrt(U.numel()) / norm) if norm > 0 else 0 * U
 
@@ -446,6 +472,15 @@ class Oracle:
         block.D = average(block.D, G**2, beta)
         return M / ((block.D / bias(beta, block.t)).sqrt() + self.eps)
 
+    def floored(self, block: Block, D: Tensor, beta: float) -> Tensor:
+        """√D; with `rms`, in a basis of its own, at least a thousandth of √(E‖G‖²/∏d)."""
+        if self.rms is None or not any(block.computed):
+            return D.sqrt()
+        counts = {b: block.t if b == 1 else 1 - b**block.t for b in (self.betas[1], beta)}
+        energy = next(L for L in block.L if L is not None).trace().item()
+        energy *= counts[beta] / counts[self.betas[1]]
+        return D.sqrt().clamp(min=1e-3 * math.sqrt(energy / D.numel()))
+
     def observe_(self, block: Block, G: Tensor) -> None:
         """L_i ← β2 L_i + (1−β2) G_(i) G_(i)ᵀ, Eq. (ema-shampoo)."""
         for i, L in enumerate(block.L):
@@ -460,15 +495,15 @@ class Oracle:
 
     def may_compute(self, block: Block, i: int) -> bool:
         """Whether the credit of a factor allows what is known of the cost of its next basis."""
-        if self.budget is None or block.computed[i] < FREE_BASES:
+        if self.budget is None or block.computed[i] <= 3 * math.log2(1 + block.t / 2):
             return True
         d = len(block.L[i])
-        known = {"eigh": 20 * d**3, "power": 9 * d**3, "qr": 9 * d**3, "partial": 0}[self.solver]
-        return block.spent[i] + known <= self.budget * (3 * block.M.numel() * d * block.t)
+        known = {"eigh": eigh_cost(d), "power": qr_cost(d), "qr": qr_cost(d), "partial": 0}
+        earned = self.budget * block.t * (3 * block.M.numel() * d)
+        return block.spent[i] + known[self.solver] <= earned
 
     def count_(self, block: Block, i: int, cost: float) -> None:
-        if block.computed[i] >= FREE_BASES:
-            block.spent[i] += cost
+        block.spent[i] += cost
         block.computed[i] += 1
 
     def refresh_(self, block: Block) -> list[bool]:
@@ -488,15 +523,15 @@ class Oracle:
             return False
         order, d = None, len(L)
         if self.solver == "eigh":
-            Q_new, cost = eigenbasis(L, Q, self.slots), 20 * d**3
+            Q_new, cost = eigenbasis(L, Q, self.slots), eigh_cost(d)
         elif self.solver == "qr":  # the library makes its first iteration without a test
             Q_new, iterations = counted_qr_algorithm(L, Q, tau, self.qr_iterations, self.slots)
-            cost = max(1, iterations) * 9 * d**3
+            cost = max(1, iterations) * qr_cost(d)
         elif self.solver == "power":
-            (Q_new, order), cost = power_step(L, Q), 9 * d**3
+            (Q_new, order), cost = power_step(L, Q), qr_cost(d)
         else:
             V, size = partial_change(Q.T @ L @ Q, self.refresh_to * tau, self.slots)
-            Q_new, cost = Q @ V, 20 * size**3 + 2 * d * size**2
+            Q_new, cost = Q @ V, eigh_cost(size) + 2 * d * size**2
         if self.correction == "basis_aware":  # D ← (Q_newᵀ Q)^{⊙2} D on this mode
             block.D = mode_product((Q_new.T @ Q) ** 2, block.D, i)
         elif order is not None and self.scale_moves:
@@ -540,31 +575,17 @@ class EShampoo(Oracle):
         if self.checks(block):
             self.refresh_(block)
         if self.correction == "optimal":
+            beta3 = beta2
             block.A = average(block.A, torch.outer(G.flatten(), G.flatten()), beta2)
-            D = self.optimal(block) / bias(beta2, block.t)
+            D = self.optimal(block)
         else:
-            block.D = average(block.D, apply(transposed(block.Q), G) ** 2, beta3)
-            D = block.D / bias(beta3, block.t)
-        U = apply(transposed(block.Q), M) / (D.sqrt() + self.eps)
-        if self.correction == "bounded":
-            c = self.bound(block.t, beta3)
+            block.D = D = average(block.D, apply(transposed(block.Q), G) ** 2, beta3)
+        root = self.floored(block, D, beta3) / math.sqrt(bias(beta3, block.t))
+        U = apply(transposed(block.Q), M) / (root + self.eps)
+        if self.correction == "bounded" or self.rms is not None:
+            c = bound(self, block.t, beta3)
             U = U.clamp(-c, c)
         return apply(block.Q, U)
-
-    def bound(self, t: int, beta3: float) -> float:
-        """c_t ≥ |m̂|/√v̂ from the weights of the two averages, one by one (Cauchy–Schwarz)."""
-        beta1 = self.betas[0]
-        total = 0.0
-        for k in range(t):  # the gradient of k steps ago
-            a = (1 - beta1) * beta1**k
-            if self.nesterov:
-                a = beta1 * a + (1 - beta1) * (k == 0)
-            b = (1 - beta3) * beta3**k if beta3 < 1 else 1.0
-            if b == 0:
-                return math.inf
-            total += a**2 / b
-        ahead = 1 - beta1 ** (t + 1 if self.nesterov else t)
-        return math.sqrt(total * bias(beta3, t)) / ahead
 
     def optimal(self, block: Block) -> Tensor:
         """D* = diag(Qᵀ A Q) with Q = Q_1 ⊗ Q_2 ⊗ … (row-major vec), Proposition 2."""
@@ -598,6 +619,8 @@ class Shampoo(Oracle):
     _: KW_ONLY
     tau: float | Callable[[int], float] = 0.0
     frequency: int | str = 100
+    budget: float | None = None
+    rms: float | None = None
     variant: str = "shampoo"
     trace_scaling: bool = False
     graft: str | None = "adam"
@@ -663,10 +686,11 @@ class SOAP(Oracle):
     _: KW_ONLY
     tau: float | Callable[[int], float] = 0.0
     frequency: int | str = 10
+    budget: float | None = None
+    rms: float | None = None
     solver: str = "power"
     max_dim: int = 10000
     oversize: str = "identity"
-    merge_dims: bool = False
 
     def update_(self, W: Tensor, blocks: list[Block], Gs: list[Tensor]) -> None:
         if not blocks[0].observed:  # the first gradient builds the basis: no update, no decay, no t
@@ -683,7 +707,7 @@ class SOAP(Oracle):
         for i, L in enumerate(block.L):
             if L is not None:
                 block.Q[i] = eigenbasis(L, block.Q[i], "rank", descending=True)
-                self.count_(block, i, 20 * len(L) ** 3)
+                self.count_(block, i, eigh_cost(len(L)))
         block.observed = True
 
     def direction(self, block: Block, G: Tensor) -> Tensor:
@@ -691,9 +715,14 @@ class SOAP(Oracle):
         beta2 = self.betas[1]
         M = self.momentum_(block, G)
         block.D = average(block.D, apply(transposed(block.Q), G) ** 2, beta2)
-        scaled = apply(transposed(block.Q), M) / (block.D.sqrt() + self.eps)
-        U = math.sqrt(bias(beta2, block.t)) * apply(block.Q, scaled)
         self.observe_(block, G)
+        root = self.floored(block, block.D, beta2)
+        scaled = apply(transposed(block.Q), M) / (root + self.eps)
+        scaled *= math.sqrt(bias(beta2, block.t))
+        if self.rms is not None:
+            c = bound(self, block.t, beta2)
+            scaled = scaled.clamp(-c, c)
+        U = apply(block.Q, scaled)
         if self.checks(block):
             self.refresh_(block)
         return U
@@ -710,6 +739,8 @@ class KLShampoo(Oracle):
     _: KW_ONLY
     tau: float | Callable[[int], float] = 0.0
     frequency: int | str = 10
+    budget: float | None = None
+    rms: float | None = None
 
     def direction(self, block: Block, G: Tensor) -> Tensor:
         block.t += 1

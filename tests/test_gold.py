@@ -9,15 +9,15 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from cases import METHODS, Pair, feed, parameters
+from cases import METHODS, PAPER, Pair, feed, parameters
 
 GOLD = Path(__file__).parent / "fixtures" / "gold"
 TOLERANCE = 2e-5  # float32 recordings
 
-BLOCKS = {"lr": 1e-2, "betas": (0.9, 0.95), "tau": 0.0, "max_dim": 16}
+BLOCKS = {"lr": 1e-2, "betas": (0.9, 0.95), "tau": 0.0, "max_dim": 16, "merge_dims": True}
 RECORDED = {
-    "eshampoo_f4": ("EShampoo", {**BLOCKS, "frequency": 4}),
-    "eshampoo_blocks_conv": ("EShampoo", {**BLOCKS, "frequency": 5}),
+    "eshampoo_f4": ("EShampoo", {**BLOCKS, **PAPER, "frequency": 4}),
+    "eshampoo_blocks_conv": ("EShampoo", {**BLOCKS, **PAPER, "frequency": 5}),
     "shampoo_adamgraft_f5": ("Shampoo", {**BLOCKS, "frequency": 5}),
     "soap_f10": ("SOAP", {}),
 }

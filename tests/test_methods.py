@@ -8,6 +8,7 @@ from cases import (
     FULL_RANK,
     LAYOUTS,
     METHODS,
+    PAPER,
     SHAPES,
     Pair,
     assert_close,
@@ -127,7 +128,7 @@ def keywords_and_words(options):
 )
 def test_every_option_of_eshampoo_follows_the_oracle(options):
     shapes = [(6,), (), (5, 4), (3, 2, 3), (12,), (4, 3, 2, 2)]
-    base = {"tau": 0.0, "frequency": 13, "merge_dims": False, "vectors": "full"}
+    base = {"tau": 0.0, "frequency": 13, "rms": None, "vectors": "full"}
     compare("EShampoo", shapes, 30, tolerance=1e-9, **{**base, **options})
 
 
@@ -262,7 +263,7 @@ def test_on_a_kronecker_structured_matrix_trace_scaled_shampoo2_is_full_matrix_a
         [kronecker], variant="shampoo2", trace_scaling=True, graft=None, merge_dims=False,
         vectors="full", **common,
     )  # fmt: skip
-    adam = FullMatrixAdam([full], tau=0.0, correction="optimal", **common)
+    adam = FullMatrixAdam([full], tau=0.0, correction="optimal", **PAPER, **common)
     for t, G in enumerate(grads, start=1):
         before = kronecker.detach().clone(), full.detach().clone()
         feed([kronecker], [G])
@@ -286,7 +287,7 @@ def test_on_a_kronecker_structured_matrix_trace_scaled_shampoo2_is_full_matrix_a
 def test_eshampoo_of_order_one_is_full_matrix_adam(options):
     tensors, grads = problem([(7,), (5,), (4, 2)], 30)
     ours, theirs = parameters(tensors), parameters(tensors)
-    run(EShampoo(ours, vectors="full", frequency=9, **options), ours, grads)
+    run(EShampoo(ours, vectors="full", merge_dims=True, frequency=9, **options), ours, grads)
     run(FullMatrixAdam(theirs, frequency=9, **options), theirs, grads)
     for a, b in zip(ours, theirs, strict=True):
         assert_close(a.detach(), b.detach(), 1e-14)
@@ -328,7 +329,8 @@ def test_kl_shampoo_of_order_one_is_the_dense_inverse_root():
 
 
 def test_full_matrix_adam_with_a_fresh_optimal_basis_is_the_dense_inverse_root():
-    found = list(steps_against_dense(FullMatrixAdam, 6, 1, 0.8, 1e-8, correction="optimal"))
+    options = {**PAPER, "correction": "optimal"}
+    found = list(steps_against_dense(FullMatrixAdam, 6, 1, 0.8, 1e-8, **options))
     assert len(found) == 13
     for change, A, m in found:
         damped = dense_power(A, 0.5) + 1e-8 * torch.eye(6, dtype=torch.float64)

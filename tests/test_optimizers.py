@@ -21,8 +21,12 @@ def test_the_defaults_are_those_of_the_design():
             assert defaults[key] == adamw[key], (name, key)
     expected = {
         "EShampoo": {
-            "tau": 0.1,
-            "frequency": 50,
+            "tau": 0.03,
+            "frequency": "auto",
+            "novelty": 0.1,
+            "budget": 0.25,
+            "rms": 0.4,
+            "graft": None,
             "solver": "eigh",
             "slots": "rank",
             "refresh_to": 0.5,
@@ -33,7 +37,7 @@ def test_the_defaults_are_those_of_the_design():
             "matrices": "kronecker",
             "max_dim": 1024,
             "oversize": "split",
-            "merge_dims": True,
+            "merge_dims": False,
             "nesterov": False,
             "process_group": None,
             "nonfinite": "skip",

@@ -106,7 +106,7 @@ def test_a_matrix_that_merges_to_one_mode_is_its_vector_under_full_matrix_adam(
 ):
     """What has two dimensions above 1 merges whatever `vectors` says; what has one is a vector."""
     params, grads = problem([shape], 15, condition=3.0)
-    options = {"frequency": 7, "tau": 0.0, "betas": (0.9, 0.95)}
+    options = {"frequency": 7, "tau": 0.0, "betas": (0.9, 0.95), "merge_dims": True}
     matrix = trajectory(method(params, vectors=vectors, **options), grads)
     flat = [[G.flatten()] for (G,) in grads]
     vector = trajectory(method([params[0].flatten()], vectors="full", **options), flat)
@@ -137,7 +137,7 @@ def test_before_the_first_basis_eshampoo_is_adamw_and_afterwards_it_is_not():
 def test_a_matrix_follows_algorithm_two_written_out():
     params, grads = problem([(4, 5)], 12)
     beta1, beta2, lr, eps, decay, F = 0.9, 0.99, 1e-2, 1e-8, 0.1, 3
-    options = {"frequency": F, "tau": 0.0, "merge_dims": False}
+    options = {"frequency": F, "tau": 0.0, "rms": None}
     oracle = oracles.EShampoo(params, lr, (beta1, beta2), eps, decay, **options)
     W = params[0]
     M, D = torch.zeros(4, 5, dtype=torch.float64), torch.zeros(4, 5, dtype=torch.float64)
@@ -160,7 +160,7 @@ def test_a_matrix_follows_algorithm_two_written_out():
 def test_the_optimal_correction_is_the_dense_preconditioner_of_algorithm_one(shape):
     params, grads = problem([shape], 30)
     options = {"lr": 1.0, "betas": (0.0, 0.9), "eps": 0.0, "weight_decay": 0.0}
-    options |= {"vectors": "full", "frequency": 15, "tau": 0.0, "merge_dims": False}
+    options |= {"vectors": "full", "frequency": 15, "tau": 0.0, "rms": None}
     oracle = oracles.EShampoo(params, **options, correction="optimal")
     A = 0.0
     for t, (G,) in enumerate(grads, start=1):

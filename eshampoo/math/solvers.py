@@ -17,14 +17,31 @@ from .null_space import isolate_, overlapping, settle
 Solver = Literal["eigh", "qr", "power", "partial"]
 Slots = Literal["rank", "match"]
 
-# What a decomposition costs, in products of its size. Measured on one core of a CPU, in float32 and
-# in batches, for d = 16, 32, …, 1024: `eigh` takes as long as 52, 52, 32, 18, 11, 7 and 6 products,
-# `qr` as 15, 27, 16, 14, 7, 3 and 3. The constants are those of d = 128 … 256, the same on every
-# machine, so that what is charged is the same too.
-EIGH, QR = 20.0, 9.0
 
-# What a basis of size d costs at least, in d³; what it costs beyond is known when it is computed.
-LEAST: dict[Solver, float] = {"eigh": EIGH, "qr": QR, "power": QR, "partial": 0.0}
+
+def eigh_cost(d: int) -> float:
+    """Multiply-adds that take as long as `eigh` of one factor of size d.
+
+    Measured on one core of a CPU in float32, in batches, on nearly diagonal factors: 48, 27, 16, 9,
+    8 and 6 products d³ for d = 32, 64, …, 1024. The formula is the same on every machine, so that
+    what is charged is the same too.
+    """
+    return (5.0 * d + 1300.0) * d**2
+
+
+def qr_cost(d: int) -> float:
+    """Multiply-adds that take as long as one QR decomposition of size d.
+
+    Measured as for `eigh_cost`: 17, 12, 10, 5, 4 and 3 products d³.
+    """
+    return (3.0 * d + 600.0) * d**2
+
+
+def least_cost(solver: Solver, d: int) -> float:
+    """What a basis of size d costs at least; what it costs beyond is known when it is computed."""
+    if solver == "partial":
+        return 0.0
+    return eigh_cost(d) if solver == "eigh" else qr_cost(d)
 
 
 # Eigenvalues of zero come out of a solver below 4 u λ_max for d ≤ 512, in either precision.
@@ -75,7 +92,7 @@ def eigh(A: Tensor, slots: Slots = "rank", descending: bool = False) -> Solution
     V, columns = _in_slots(V, vanishing(eigenvalues), nullity, slots)
     if columns is not None:
         eigenvalues = eigenvalues.gather(1, columns)
-    costs = [EIGH * A.shape[1] ** 3] * len(found)
+    costs = [eigh_cost(A.shape[1])] * len(found)
     return ([Change(found, V, torch.diag_embed(eigenvalues), costs)] if found else []), failed
 
 
@@ -150,7 +167,7 @@ def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) ->
     V, columns = _in_slots(V, null, nullity, slots)
     if columns is not None:
         A = _both(A, columns)
-    costs = (rounds * (QR * A.shape[1] ** 3)).tolist()
+    costs = (rounds * qr_cost(A.shape[1])).tolist()
     return Change(list(range(len(A))), V, A, costs)
 
 
@@ -162,7 +179,7 @@ def power(A: Tensor) -> Change:
     P = diagonal(A).argsort(dim=1, descending=True)
     V, B, null, nullity = _decompose(A, P)
     V = settle(V, null, nullity, old=P)
-    costs = [QR * A.shape[1] ** 3] * len(A)
+    costs = [qr_cost(A.shape[1])] * len(A)
     return Change(list(range(len(A))), V, B, costs, permutation=P)
 
 
@@ -230,7 +247,7 @@ def partial(A: Tensor, slots: Slots, targets: Sequence[float]) -> Solution:
             # VᵀΛ̂V: the rows of S turn, a diagonal stands in S×S, and the columns mirror the rows.
             rows = put_(mode_product(rows, V, 0), torch.diag_embed(eigenvalues), S, 1)
             put_(put_(B, rows, S, 0), rows.transpose(1, 2), S, 1)
-            cost = EIGH * size**3 + 2.0 * A.shape[1] * size**2
+            cost = eigh_cost(size) + 2.0 * A.shape[1] * size**2
             changes.append(Change(members, V, B, [cost] * len(members), subset=S))
     return changes, failed
 

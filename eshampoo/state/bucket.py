@@ -108,7 +108,10 @@ class Bucket:
                 stack.copy_(torch.eye(stack.shape[1], dtype=stack.dtype, device=stack.device))
 
     def set_clock(self) -> None:
-        """Let the host know t after the state was written."""
+        """Let the host know t, and the state which bases have changed, after it was written."""
+        if self.modes:
+            computed = self.counters.named()["basis_computations"].amax(1) > 0
+            self.state.turned.copy_(computed)
         self.clock = [int(t) for t in self.state.step.tolist()]
         self.skipped = [int(count) for count in self.state.skipped.tolist()]
         self.counters.history.clear()

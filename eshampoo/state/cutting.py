@@ -16,10 +16,10 @@ Sides = tuple[list[list[int]], tuple[int, ...]]
 OPTIMAL_LIMIT = 4096
 
 
-# A side whose factor would have more than this many times the entries of its block gets no basis:
-# an 8 × 1024 matrix of LoRA would keep 128 of them. With a basis on its small side alone it needs
-# AdamW's memory and time.
-SKINNY = 16
+# A side whose factor has this many times the entries of its block, or more, gets no basis: LoRA's
+# 8 × 4096 then needs AdamW's memory and time, and the tokens of a vocabulary (1024 × 128) are both
+# cheaper and better off without one, while the inputs of a patch (64 × 432) need theirs.
+SKINNY = 8
 
 # -------------------------------------------------------------------- sides
 
@@ -40,7 +40,7 @@ def every_side(shape: Sequence[int], o: Options) -> Sides:
         modes = tuple(i for i in modes if sizes[i] <= o.max_dim)
     if len(joined) > 1:
         rest = [prod(shape) // size for size in sizes]
-        modes = tuple(i for i in modes if min(sizes[i], o.max_dim) <= SKINNY * rest[i])
+        modes = tuple(i for i in modes if min(sizes[i], o.max_dim) < SKINNY * rest[i])
     return joined, modes
 
 

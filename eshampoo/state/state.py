@@ -38,6 +38,7 @@ class State:
     roots: dict[int, Tensor]  # [N, d_i, d_i]: L_i^{-p}, where M is not rotated
     full: Tensor | None  # [N, ∏d, ∏d]: QᵀAQ, for correction="optimal"
     graft_sq: Tensor | None  # [N, d_1, …, d_k]: the second moment of the grafting method, beside D
+    turned: Tensor  # [N]: 1 for blocks with a basis that has changed, 0 while Q = I
 
     @classmethod
     def zeros(
@@ -70,6 +71,7 @@ class State:
             roots=eyes() if home == "parameters" else {},
             full=like.new_zeros(count, prod(shape), prod(shape)) if full else None,
             graft_sq=like.new_zeros(count, *shape) if "graft_sq" in keeps else None,
+            turned=like.new_zeros(count),
         )
 
     # ---------------------------------------------------------------- home

@@ -63,12 +63,11 @@ def direction(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:
     return M / (bias1 * (D.sqrt() + o.eps))
 
 
-def fix_rms_(task: Task, part: Part, U: Tensor, rms: float) -> None:
-    """U ← U · rms / RMS(U) per block with a basis; an update of zero stays zero."""
+def fix_rms_(U: Tensor, turned: Tensor, rms: float) -> None:
+    """U ← U · rms / RMS(U) per block whose basis has `turned`; an update of zero stays zero."""
     norms = torch.linalg.vector_norm(U.flatten(1), dim=1)
     ratio = rms * math.sqrt(U[0].numel()) / norms
-    ratio = torch.where(norms > 0, ratio, torch.zeros_like(norms))
-    U.mul_(per_block(where_based(task, part, ratio, torch.ones_like(ratio)), U))
+    U.mul_(per_block(torch.where((turned > 0) & (norms > 0), ratio, torch.ones_like(norms)), U))
 
 
 def squared_norms(U: Tensor) -> Tensor:

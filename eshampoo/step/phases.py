@@ -31,6 +31,10 @@ CHUNK = 1 << 16
 # Steps between two looks for averages that are about to become denormal numbers.
 SETTLE_EVERY = 64
 
+# The least √D that counts as signal: in machine epsilons, as a share of √E‖G‖², and with `rms` as a
+# share of the root mean square.
+ROUNDING, SIGNAL = 64.0, 1e-3
+
 
 # -------------------------------------------------------------------- the lines
 
@@ -114,6 +118,7 @@ def change_basis_(
     """Q ← QV, and what lives in the eigenbasis moves along; the factors of `s` are Λ̂."""
     V, subset = change.V, change.subset
     turn_(s.bases[mode], 1, V, subset)
+    s.turned.fill_(1.0)
     s.factors[mode].copy_(change.factor)
     for M in turning:
         turn_(M, mode, V, subset)
@@ -219,9 +224,8 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
     if D is None:
         A = s.factors[0] if s.full is None else s.full
         D = diagonal(A).clamp_min(0.0).reshape(s.exp_avg.shape)
-    least = rounding(s, o, averaged)
-    bounded = o.correction == "bounded"
-    limit = adam_bound(s.step.clamp_min(1.0).unsqueeze(1), o) if bounded else None
+    least = floor(s, o, averaged)
+    limit = adam_bound(s.step.clamp_min(1.0).unsqueeze(1), o) if o.bounded else None
     return divide_by_moment_(s.exp_avg, D, G, c, o, p, averaged, least, limit)
 
 
@@ -270,13 +274,18 @@ def chunks(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(stack[:, start : start + width] for stack in flat)
 
 
-def rounding(s: State, o: Options, averaged: bool) -> Tensor | None:
-    """The least √D [N, 1] that is more than the rounding of G̃: 64 u √E‖G‖²; None without a basis.
+def floor(s: State, o: Options, averaged: bool) -> Tensor | None:
+    """The least √D [N, 1] that counts as signal; None without a basis, 0 while Q = I.
 
     Rotations leave an error of about u‖G‖ in every entry. Where nothing else ever was (the null
-    space of a factor), Adam would divide the error by itself and take a full-size step.
+    space of a factor), Adam would divide the error by itself and take a full-size step. More than
+    64 u √E‖G‖² is no rounding. A fixed size of the update makes much of little, so that with `rms`
+    a thousandth of the root mean square √(E‖G‖²/∏d) is the least.
     """
     beta2, beta3 = o.betas[1], o.beta_scale if averaged else o.betas[1]
+    share = ROUNDING * torch.finfo(s.exp_avg.dtype).eps
+    if o.rms is not None:
+        share = SIGNAL / math.sqrt(s.exp_avg[0].numel())
 
     def total(beta: float, t: Tensor) -> Tensor:
         """What all values of an average count together: 1 − β^t, or t in a sum."""
@@ -288,7 +297,7 @@ def rounding(s: State, o: Options, averaged: bool) -> Tensor | None:
         if beta3 != beta2:  # … and in that of D
             t = s.step.clamp_min(1.0).unsqueeze(1)
             energy = energy * total(beta3, t) / total(beta2, t)
-        return energy.mul_((64 * torch.finfo(energy.dtype).eps) ** 2).sqrt_()
+        return energy.mul_(share**2).sqrt_().mul_(s.turned.unsqueeze(1))
     return None
 
 

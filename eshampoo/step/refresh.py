@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from math import prod
+from math import log2, prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..math.linalg import diagonal, off_norm, off_share, orthonormalize, turn_
-from ..math.solvers import LEAST, Change, eigh, solve
+from ..math.solvers import Change, eigh, least_cost, solve
 from ..state.blocks import Failure, together
 from ..state.bucket import Bucket
 from ..state.state import State
@@ -23,7 +23,8 @@ from .task import Outcome, Task, Work
 # Changes after which Q is made orthonormal again: each adds about 1e-7 in float32.
 REORTHONORMALIZE = 50
 
-# Computations of a basis that its budget does not count: the first ones matter most.
+# Bases of a factor that its budget does not count, each time that the run doubles its length. In a
+# doubling an average that grows older changes by the same share, and early bases matter most.
 FREE = 3
 
 
@@ -136,19 +137,19 @@ def _plan_(
 
 
 def _has_credit(check: Check, entry: int, budget: float, t: int) -> bool:
-    """Whether what was spent on a factor, and what a basis costs at least, is within its budget.
+    """Whether a factor may have another basis at step t.
 
-        spent + cost ≤ budget · t · 3 d ∏d_i
+        computations ≤ 3 log₂(1 + t/2)   or   spent + cost ≤ budget · t · 3 d ∏d_i
 
     A plain step rotates G, averages the factor, and rotates U back: 3 d ∏d_i multiply-adds on the
     side of size d. It is counted per factor and not in seconds, so all ranks decide alike.
     """
     bucket, counters = check.task.bucket, check.task.bucket.counters
-    if counters.computations[entry] < FREE:
+    if counters.computations[entry] <= FREE * log2(1 + t / 2):
         return True
     d = bucket.shape[check.mode]
-    cost = LEAST[check.task.options.solver] * d**3
-    return counters.spent[entry] + cost <= budget * (3 * d * prod(bucket.shape) * t)
+    cost = least_cost(check.task.options.solver, d)
+    return counters.spent[entry] + cost <= budget * t * (3 * d * prod(bucket.shape))
 
 
 def _solve_(same: Sequence[Check], waiting: Sequence[Work]) -> list[Failure]:
@@ -201,8 +202,7 @@ def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) 
     worn = []
     for position, cost in zip(range(run.start, run.stop), change.costs, strict=True):
         entry = check.entry(position)
-        if counters.computations[entry] >= FREE:
-            counters.spent[entry] += cost
+        counters.spent[entry] += cost
         counters.computations[entry] += 1
         counters.work[entry] += change.V.shape[-1] ** 3
         counters.failures[entry] = 0

@@ -110,7 +110,7 @@ def update_(work: Work, compared: list[Compared]) -> None:
             return
         rescale_(U, norms)
     elif task.options.rms is not None and not task.bucket.elementwise:
-        fix_rms_(task, part, U, task.options.rms)
+        fix_rms_(U, part.state.turned, task.options.rms)
     deliver_(task, part, U, c)
 
 

@@ -47,9 +47,9 @@ def test_a_parameter_with_one_dimension_above_one_is_a_vector():
 
 def test_a_skinny_matrix_has_a_basis_on_its_small_side_alone():
     wide = SKINNY * 4
-    assert sides((4, wide), merge_dims=False)[1] == (0, 1)
-    assert sides((4, wide + 1), merge_dims=False)[1] == (0,)
-    assert sides((wide + 1, 4), merge_dims=False)[1] == (1,)
+    assert sides((4, wide - 1))[1] == (0, 1)
+    assert sides((4, wide))[1] == (0,)
+    assert sides((wide, 4))[1] == (1,)
     # LoRA: what would be cut at max_dim stays whole where it has no basis.
     (p,) = parameters([torch.ones(8, 4096)])
     state = EShampoo([p], merge_dims=False).state[p]

@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from cases import METHODS, assert_close, parameters
+from cases import METHODS, PAPER, assert_close, parameters
 
 from eshampoo import EShampoo
 from eshampoo.math import linalg
@@ -108,7 +108,7 @@ def test_no_update_is_longer_than_adams(method, kind, frequency):
 @pytest.mark.parametrize("frequency", [1, 3])
 @pytest.mark.parametrize("kind", EVERY)
 def test_with_the_bounded_correction_adams_bound_holds_always(kind, frequency):
-    options = {"frequency": frequency, "tau": 0.0, "merge_dims": False, "correction": "bounded"}
+    options = {"frequency": frequency, "tau": 0.0, **PAPER, "correction": "bounded"}
     for t, _, rotated in steps("EShampoo", kind, **options):
         assert rotated.abs().max() <= 1.001 * most(t), t
 
@@ -131,7 +131,7 @@ def test_in_a_basis_that_stands_still_the_bound_never_acts(kind, nesterov):
 @overflowing
 @pytest.mark.parametrize("kind", EVERY)
 def test_with_the_basis_aware_correction_adams_bound_holds_from_the_first_basis_on(kind):
-    options = {"frequency": 1, "tau": 0.0, "merge_dims": False, "correction": "basis_aware"}
+    options = {"frequency": 1, "tau": 0.0, **PAPER, "correction": "basis_aware"}
     for t, _, rotated in steps("EShampoo", kind, **options):
         assert rotated.abs().max() <= 2 * most(t), t
 

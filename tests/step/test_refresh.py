@@ -64,7 +64,7 @@ def test_every_group_has_a_tau_of_its_own():
     params = parameters(tensors)
     taus = [0.0, 1.0, schedules.piecewise((5,), (0.0, 1.0))]
     groups = [{"params": [p], "tau": tau} for p, tau in zip(params, taus, strict=True)]
-    optimizer = EShampoo(groups, frequency=1, merge_dims=False)
+    optimizer = EShampoo(groups, frequency=1, budget=None)
     run(optimizer, params, grads)
     assert computations(optimizer) == [9, 9, 0, 0, 4, 4]
 

@@ -54,6 +54,7 @@ class Figure:
     note: str  # what the paper says about the figure, or what a figure of our own shows
     panels: tuple[Panel, ...]
     seeds: int
+    fresh: int = 0  # further seeds, at the best learning rate of each curve
     steps: Mapping[Scale, int] = field(default_factory=dict)  # else the workload's own
     # what an optimizer is given where a curve does not say otherwise
     options: Mapping[str, Mapping[str, Option]] = field(default_factory=lambda: PAPER)

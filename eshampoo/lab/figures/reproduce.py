@@ -10,7 +10,7 @@ from rich.console import Console
 from eshampoo.lab.catalogue import workload
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure
-from eshampoo.lab.figures.defaults import DEFAULTS
+from eshampoo.lab.figures.defaults import CHOICES, DEFAULTS
 from eshampoo.lab.figures.draw import draw
 from eshampoo.lab.figures.jobs import run_all
 from eshampoo.lab.figures.results import add_results, stored_logs
@@ -61,7 +61,7 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
 
 def reproduce(known: argparse.Namespace, console: Console) -> int:
     """Carry out ``eshampoo reproduce``: the runs that are missing, the figure, its table."""
-    figures = {**FIGURES, DEFAULTS.name: DEFAULTS}
+    figures = {**FIGURES, DEFAULTS.name: DEFAULTS, CHOICES.name: CHOICES}
     if known.figure not in figures:
         names = ", ".join(figures)
         raise UserError(f"unknown figure {known.figure!r}; choose one of: {names}")
