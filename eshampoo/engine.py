@@ -1,7 +1,9 @@
 """The `torch.optim.Optimizer` shell: param groups, `step()`, and the state that goes in and out."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
+from operator import is_not
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,10 +14,19 @@ from torch.optim.optimizer import ParamsT
 from .methods import Method
 from .options import Options, described, offered
 from .report import FactorReport, factor_reports
+from .state.binding import Edits, as_lists_, bind, check_leaf, check_materialised, heirs, named, read_edits, rename_
 from .state.blocks import Failure, called, is_sharded
-from .state.bucket import Batch, Bucket, batches
+from .state.bucket import Batch, Bucket, batches, remember_, remembered
 from .state.build import build
-from .state.checkpoint import fill_, fill_from_adam_, pack, read_groups, read_state
+from .state.checkpoint import (
+    check_fit,
+    collected,
+    fill_,
+    fill_from_adam_,
+    pack,
+    read_groups,
+    read_state,
+)
 from .step.nonfinite import ask, check_gradients, warn_of
 from .step.step import take_step
 from .step.task import plan
@@ -38,11 +49,15 @@ class EigenbasisOptimizer(Optimizer):
 
     def __init__(self, params: ParamsT, options: Options) -> None:
         self._forget()
+        self._ready = False  # until all groups are there
+        self._warned = False  # of gradients that were skipped
+        self._calls = self.method.start  # of step(), the same on all ranks
         # A tensor, or nothing, is refused by torch.
         entries: list[Any] = [] if isinstance(params, Tensor) else list(params)
         self._given = max(1, sum(isinstance(entry, dict) for entry in entries))  # param groups
         defaults = {name: getattr(options, name) for name in offered(self.options)}
         super().__init__(entries or params, {**defaults, "method": self.method.name})
+        self._bond, self._ready = bind(self.param_groups, self.state), True
 
     def _forget(self) -> None:
         """The optimizer before it has any parameters."""
@@ -52,14 +67,14 @@ class EigenbasisOptimizer(Optimizer):
         self._known: dict[Any, Team] = {}  # by process group or mesh
         self._teams: dict[Tensor, Team] = {}  # of the parameters that other ranks have a part in
         self._voters: dict[Team, list[tuple[int, Tensor]]] = {}  # those without a basis, by team
-        self._warned = False  # of gradients that were skipped
-        self._calls = self.method.start  # of step(), the same on all ranks
 
     # ---------------------------------------------------------------- parameters
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, at any time; nothing changes if it is refused."""
         before = len(self.param_groups)
+        if self._ready:
+            self._follow()
         if not isinstance(param_group["params"], Tensor | set):
             param_group = {**param_group, "params": list(param_group["params"])}
         if not isinstance(param_group["params"], set):
@@ -70,10 +85,13 @@ class EigenbasisOptimizer(Optimizer):
         except BaseException:
             del self.param_groups[before:]
             raise
+        if self._ready:
+            self._bond = bind(self.param_groups, self.state)
 
     def _build(self, index: int) -> None:
         """Create the buckets and the state of one group, eagerly, so that checkpoints see it."""
-        group, names = self.param_groups[index], self._names()
+        group = self.param_groups[index]
+        names = named([group])
         o = self.options.of(group)
         params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
         for p in group["params"]:
@@ -118,12 +136,77 @@ class EigenbasisOptimizer(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _names(self) -> dict[Tensor, str]:
-        """Names of the parameters, where the optimizer was given them."""
-        return {
-            p: name
-            for group in self.param_groups
-            for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
-        }
+        return named(self.param_groups)
+
+    # ---------------------------------------------------------------- what it is bound to
+
+    def _follow(self) -> None:
+        """Bind to what the param groups and `state` hold now, if it is not what it was."""
+        if not (self._same_tensors() and self._same_entries()):
+            self._rebind()
+
+    # Every step asks, so these two leave the loops over parameters to functions written in C.
+
+    def _same_tensors(self) -> bool:
+        bond, groups = self._bond, [group["params"] for group in self.param_groups]
+        return (
+            [len(params) if isinstance(params, list) else None for params in groups] == bond.sizes
+            and not any(map(is_not, chain(*groups), chain(*bond.groups)))
+            and all(list(map(look, params)) == seen for look, params, seen in bond.looks)
+        )
+
+    def _same_entries(self) -> bool:
+        bond, values = self._bond, islice(self.state.values(), len(self._bond.shown))
+        shown, kept = (chain.from_iterable(map(dict.values, d)) for d in (bond.shown, bond.kept))
+        return (
+            len(self.state) >= len(bond.shown)
+            and not any(map(is_not, values, bond.shown))
+            and list(map(len, bond.shown)) == list(map(len, bond.kept))
+            and not any(map(is_not, shown, kept))
+        )
+
+    @torch.no_grad()
+    def _rebind(self) -> None:
+        """Take the state along to the tensors that are there now; nothing changes if refused."""
+        heir_of = heirs(self._bond, as_lists_(self.param_groups))
+        edits = read_edits(self._bond, self.state, heir_of)
+        edits.take_()
+        if edits.afresh or not self._same_tensors():
+            self._rebuild(heir_of, edits)
+        else:
+            for bucket in self._buckets if edits.written else ():
+                bucket.set_clock()
+        self._bond = bind(self.param_groups, self.state)
+
+    def _rebuild(self, heir_of: Mapping[Tensor, Tensor], edits: Edits) -> None:
+        """Lay the state out anew, and fill it with what it was."""
+        before, names = dict(vars(self)), [group.get("param_names") for group in self.param_groups]
+        stored, histories = collected(self._buckets), remembered(self._buckets)
+        others = {key: value for key, value in self.state.items() if not isinstance(key, Tensor)}
+        lost = edits.afresh | {p for p, values in stored.items() if values["step"].is_meta}
+        kept = {q: stored[p] for q, p in heir_of.items() if p in stored and p not in lost}
+        rename_(self.param_groups, self._bond, heir_of)
+        try:
+            self._build_all()
+            check_fit(kept, self._buckets, self._names(), "Set back the options of its param group")
+        except BaseException:
+            vars(self).update(before)
+            for group, given in zip(self.param_groups, names, strict=True):
+                group.update({} if given is None else {"param_names": given})
+            raise
+        fill_(self._buckets, kept)
+        remember_(self._buckets, histories, heir_of)
+        for q, p in heir_of.items():
+            self.state[q].update(edits.extras.get(p, {}))
+        self.state.update(others)
+
+    def _build_all(self) -> None:
+        """The state of all groups, before their first gradient."""
+        self._forget()
+        self.state = defaultdict(dict)
+        self._given = len(self.param_groups)
+        for index in range(len(self.param_groups)):
+            self._build(index)
 
     # ---------------------------------------------------------------- the step
 
@@ -136,6 +219,9 @@ class EigenbasisOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._follow()
+        if self._bond.on_meta:
+            check_materialised(self._bond)
         # Options and gradients are read, and refused if they are wrong, before anything changes.
         options = [self.options.of(group) for group in self.param_groups]
         for o, shapes in zip(options, self._shapes, strict=True):
@@ -183,10 +269,12 @@ class EigenbasisOptimizer(Optimizer):
     @property
     def basis_computations(self) -> int:
         """How many bases have been computed so far, over all factors."""
+        self._follow()
         return sum(sum(bucket.counters.computations) for bucket in self._buckets)
 
     def basis_report(self) -> list[FactorReport]:
         """Per parameter, block and factor: checks, basis computations, last criterion, history."""
+        self._follow()
         number = {p: n for n, p in enumerate(self._parameters())}
         names = self._names()
         found = [pair for bucket in self._buckets for pair in factor_reports(bucket, names)]
@@ -200,7 +288,13 @@ class EigenbasisOptimizer(Optimizer):
 
         With shared work every rank must call it, and every rank gets the same entries.
         """
-        return pack(super().state_dict(), self._parameters(), self._buckets)
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        self._follow()
+        state_dict = pack(self.param_groups, self.state, self._buckets)
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            state_dict = post_hook(self, state_dict) or state_dict
+        return state_dict
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -211,12 +305,15 @@ class EigenbasisOptimizer(Optimizer):
         state_dict = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
+        self._follow()
         groups = read_groups(state_dict, self.param_groups, self.method)
         for group, shapes in zip(groups, self._shapes, strict=True):
             self.options.of(group).check_shapes(shapes)
         state, adam = read_state(state_dict, self._parameters(), self._buckets, self._names())
         self.param_groups = groups
         (fill_from_adam_ if adam else fill_)(self._buckets, state)
+        for bucket in self._buckets:
+            bucket.counters.history.clear()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -227,6 +324,7 @@ class EigenbasisOptimizer(Optimizer):
                 "an optimizer that shares its work over ranks cannot be copied or pickled; build "
                 "another one and give it this one's state_dict()"
             )
+        self._follow()
         state = {p: {n: v.clone() for n, v in values.items()} for p, values in self.state.items()}
         history = [bucket.counters.history for bucket in self._buckets]
         own = {"defaults": self.defaults, "param_groups": self.param_groups}
@@ -236,20 +334,16 @@ class EigenbasisOptimizer(Optimizer):
         values, history = state["state"], state["history"]
         own = {name: state[name] for name in ("defaults", "param_groups")}
         super().__setstate__({**own, "state": defaultdict(dict)})
-        self._forget()
-        self._given = len(self.param_groups)
-        for index in range(len(self.param_groups)):
-            self._build(index)
+        self._warned, self._calls = False, self.method.start
+        self._build_all()
         fill_(self._buckets, values)
-        for bucket, remembered in zip(self._buckets, history, strict=True):
-            bucket.counters.history = remembered
+        for bucket, its_history in zip(self._buckets, history, strict=True):
+            bucket.counters.history = its_history
+        self._bond, self._ready = bind(self.param_groups, self.state), True
 
 
 def _check_leaves(params: Tensor | Sequence[Any]) -> None:
     for entry in [params] if isinstance(params, Tensor) else params:
         p = entry[1] if isinstance(entry, tuple) else entry
-        if isinstance(p, Tensor) and not (p.is_leaf or p.retains_grad):
-            raise ValueError(
-                f"a tensor of shape {tuple(p.shape)} is the result of {p.grad_fn}; parameters must "
-                "be leaf tensors: pass the tensors that it was computed from, or detach() it"
-            )
+        if isinstance(p, Tensor):
+            check_leaf(p)

@@ -1,6 +1,6 @@
 """Buckets: blocks of the same shape share one tensor per kind of state."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -108,10 +108,11 @@ class Bucket:
                 stack.copy_(torch.eye(stack.shape[1], dtype=stack.dtype, device=stack.device))
 
     def set_clock(self) -> None:
-        """Let the host know t after the state was written."""
+        """Let the host know t after the state was written; on the meta device nothing was."""
+        if self.state.step.is_meta:
+            return
         self.clock = [int(t) for t in self.state.step.tolist()]
         self.skipped = [int(count) for count in self.state.skipped.tolist()]
-        self.counters.history.clear()
 
 
 class Batch(NamedTuple):
@@ -127,6 +128,32 @@ class Batch(NamedTuple):
     def alone(self) -> "list[Batch]":
         """Every part as a batch of its own."""
         return [Batch(p.state.step, p.state.skipped, [(b, p)]) for b, p in self.parts]
+
+
+Histories = dict[tuple[Tensor, int, int], deque[tuple[int, float, bool]]]
+
+
+def remembered(buckets: Sequence[Bucket]) -> Histories:
+    """The history of every factor, by parameter, block and mode."""
+    found = {}
+    for bucket in buckets:
+        for entry, history in bucket.counters.history.items():
+            position, k = divmod(entry, len(bucket.modes))
+            block = bucket.blocks[position]
+            found[block.parameter, block.number, k] = history
+    return found
+
+
+def remember_(
+    buckets: Sequence[Bucket], histories: Histories, heir_of: Mapping[Tensor, Tensor]
+) -> None:
+    """Give factors the history of those whose place they take."""
+    for bucket in buckets if histories else ():
+        for position, block in enumerate(bucket.blocks):
+            for k in range(len(bucket.modes)):
+                key = heir_of.get(block.parameter), block.number, k
+                if key in histories:
+                    bucket.counters.history[position * len(bucket.modes) + k] = histories[key]
 
 
 def suffix_(buckets: Sequence[Bucket]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..methods import Method
 from ..options import ADAM_KEYS
+from .binding import is_own
 from .blocks import called, is_sharded
 from .bucket import Bucket
 
@@ -27,20 +28,36 @@ WITHOUT_CODE = ("process_group",)
 
 
 def pack(
-    state_dict: dict[str, Any], params: Sequence[Tensor], buckets: Sequence[Bucket]
+    groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any], buckets: Sequence[Bucket]
 ) -> dict[str, Any]:
     """Plain data: views that would drag a whole stack into the file are copied, and what is code is
-    left to the constructor of the optimizer that loads."""
+    left to the constructor of the optimizer that loads. What users wrote into `state` goes along.
+    """
+    numbers: dict[Tensor, int] = {}
+    packed_groups, start = [], 0
+    for group in groups:
+        for index, p in enumerate(group["params"], start):
+            numbers.setdefault(p, index)
+        start += len(group["params"])
+        plain = {k: None if callable(v) or k in WITHOUT_CODE else v for k, v in group.items()}
+        packed_groups.append({**plain, "params": [numbers[p] for p in group["params"]]})
+    ours = collected(buckets)
+    packed: dict[Any, Any] = {i: ours[p] for p, i in numbers.items() if p in ours}
+    for key, value in state.items():
+        if not isinstance(key, Tensor):
+            packed[key] = value
+        elif key in numbers:
+            extras = {n: v for n, v in value.items() if not is_own(n)}
+            packed.setdefault(numbers[key], {}).update(extras)
+    return {"state": packed, "param_groups": packed_groups}
+
+
+def collected(buckets: Sequence[Bucket]) -> State:
+    """Per parameter, what a checkpoint holds of it."""
     state: State = {p: {} for bucket in buckets for p in bucket.parameters}
     for p, values in (pair for bucket in buckets for pair in _stored(bucket)):
         state[p].update(values)
-    indices = [index for group in state_dict["param_groups"] for index in group["params"]]
-    groups = [
-        {key: None if callable(v) or key in WITHOUT_CODE else v for key, v in group.items()}
-        for group in state_dict["param_groups"]
-    ]
-    packed = {i: state[p] for i, p in zip(indices, params, strict=True) if p in state}
-    return {**state_dict, "state": packed, "param_groups": groups}
+    return state
 
 
 def _stored(bucket: Bucket) -> list[tuple[Tensor, dict[str, Tensor]]]:
@@ -126,10 +143,24 @@ def read_state(
     if all("method" not in group for group in state_dict["param_groups"]):
         _check_adam(saved, buckets, names)
         return saved, True
+    check_fit({p: saved.get(p, {}) for p in params}, buckets, names, FIX)
+    return saved, False
+
+
+FIX = (
+    "Load it into an optimizer with the same parameters and the same max_dim, merge_dims, "
+    "oversize, vectors, matrices, graft and correction"
+)
+
+
+def check_fit(
+    saved: State, buckets: Sequence[Bucket], names: Mapping[Tensor, str], fix: str
+) -> None:
+    """Refuse a state whose entries have other names or shapes than those of the buckets."""
     expected = _expected(buckets)
-    for p in params:
+    for p, values in saved.items():
         shapes = expected.get(p, {})
-        found = {name: tuple(value.shape) for name, value in saved.get(p, {}).items()}
+        found = {name: tuple(value.shape) for name, value in values.items() if is_own(name)}
         lacking = {n for n in shapes if n not in found and n.startswith(OPTIONAL)}
         differs = (n for n in {*shapes, *found} - lacking if shapes.get(n) != found.get(n))
         wrong = sorted(differs)
@@ -138,10 +169,8 @@ def read_state(
             raise ValueError(
                 f"the state of {called(p, names)} does not fit: {name!r} is "
                 f"{found.get(name, 'missing')} in the state and {shapes.get(name, 'absent')} "
-                "here. Load it into an optimizer with the same parameters and the same max_dim, "
-                "merge_dims, oversize, vectors, matrices, graft and correction"
+                f"here. {fix}"
             )
-    return saved, False
 
 
 def _check_values(
