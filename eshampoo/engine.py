@@ -181,10 +181,10 @@ class EigenbasisOptimizer(Optimizer):
     def _rebuild(self, heir_of: Mapping[Tensor, Tensor], edits: Edits) -> None:
         """Lay the state out anew, and fill it with what it was."""
         before, names = dict(vars(self)), [group.get("param_names") for group in self.param_groups]
-        stored, histories = collected(self._buckets), remembered(self._buckets)
+        stored = collected([b for b in self._buckets if not b.state.step.is_meta])
+        histories = remembered(self._buckets)
         others = {key: value for key, value in self.state.items() if not isinstance(key, Tensor)}
-        lost = edits.afresh | {p for p, values in stored.items() if values["step"].is_meta}
-        kept = {q: stored[p] for q, p in heir_of.items() if p in stored and p not in lost}
+        kept = {q: stored[p] for q, p in heir_of.items() if p in stored and p not in edits.afresh}
         rename_(self.param_groups, self._bond, heir_of)
         try:
             self._build_all()

@@ -170,18 +170,18 @@ def read_edits(bond: Bond, state: Mapping[Any, Any], found: Mapping[Tensor, Tens
     """Compare `state` with what it showed; what cannot be taken is refused."""
     edits = Edits([], set(), {})
     successor = {p: q for q, p in found.items()}
-    kept_by = dict(zip(bond.owners, bond.kept, strict=True))
     for q in state.keys() - bond.shapes.keys() - found.keys():
         if isinstance(state[q], Mapping) and any(map(is_own, state[q])):
             raise ValueError(
                 f"state was written for {called(q, bond.names)}, which the optimizer does not "
                 "know yet: put it into a param group, call state_dict() once, and write then"
             )
-    for p, kept in kept_by.items():
-        theirs = state.get(p) or state.get(successor.get(p))
+    for p, shown, kept in zip(bond.owners, bond.shown, bond.kept, strict=True):
         if p not in successor:
             continue
-        if not theirs:
+        theirs = state[p] if p in state else state.get(successor[p])
+        # Ranks that own no block of p show nothing, and must decide as the others do.
+        if theirs is None or (not theirs and theirs is not shown):
             edits.afresh.add(p)
             continue
         for name, ours in kept.items():

@@ -289,9 +289,9 @@ def _in_order(buckets: Sequence[Bucket], state: State) -> Iterator[tuple[Bucket,
 
 def _here(value: Tensor, p: Tensor, bucket: Bucket) -> Tensor:
     """What this rank needs of a stored value: all of it, or its piece of an element-wise one."""
-    if not bucket.elementwise:
+    if not (bucket.elementwise and is_sharded(p)):
         return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
-    if not is_sharded(p) or value.dim() == 0:
+    if value.dim() == 0:
         return value
     from ..ranks.boxes import held_piece  # there are DTensors, so it is imported already
 
