@@ -14,19 +14,31 @@ from torch.optim.optimizer import ParamsT
 from .methods import Method
 from .options import Options, described, offered
 from .report import FactorReport, factor_reports
-from .state.binding import Edits, as_lists_, bind, check_leaf, check_materialised, heirs, named, read_edits, rename_
+from .state.binding import (
+    Edits,
+    as_lists_,
+    bind,
+    carried,
+    check_leaves,
+    check_materialised,
+    heirs,
+    named,
+    read_edits,
+    rename_,
+)
 from .state.blocks import Failure, called, is_sharded
 from .state.bucket import Batch, Bucket, batches, remember_, remembered
 from .state.build import build
 from .state.checkpoint import (
     check_fit,
-    collected,
+    expected,
     fill_,
     fill_from_adam_,
     pack,
     read_groups,
     read_state,
 )
+from .state.state import is_own
 from .step.nonfinite import ask, check_gradients, warn_of
 from .step.step import take_step
 from .step.task import plan
@@ -78,7 +90,7 @@ class EigenbasisOptimizer(Optimizer):
         if not isinstance(param_group["params"], Tensor | set):
             param_group = {**param_group, "params": list(param_group["params"])}
         if not isinstance(param_group["params"], set):
-            _check_leaves(param_group["params"])
+            check_leaves(param_group["params"])
         super().add_param_group(param_group)
         try:
             self._build(before)
@@ -181,14 +193,14 @@ class EigenbasisOptimizer(Optimizer):
     def _rebuild(self, heir_of: Mapping[Tensor, Tensor], edits: Edits) -> None:
         """Lay the state out anew, and fill it with what it was."""
         before, names = dict(vars(self)), [group.get("param_names") for group in self.param_groups]
-        stored = collected([b for b in self._buckets if not b.state.step.is_meta])
+        kept = carried(self._bond, self._buckets, heir_of, edits)
         histories = remembered(self._buckets)
         others = {key: value for key, value in self.state.items() if not isinstance(key, Tensor)}
-        kept = {q: stored[p] for q, p in heir_of.items() if p in stored and p not in edits.afresh}
         rename_(self.param_groups, self._bond, heir_of)
         try:
             self._build_all()
-            check_fit(kept, self._buckets, self._names(), "Set back the options of its param group")
+            fix = "Set back the options of its param group"
+            check_fit(kept, expected(self._buckets), self._names(), fix)
         except BaseException:
             vars(self).update(before)
             for group, given in zip(self.param_groups, names, strict=True):
@@ -309,11 +321,15 @@ class EigenbasisOptimizer(Optimizer):
         groups = read_groups(state_dict, self.param_groups, self.method)
         for group, shapes in zip(groups, self._shapes, strict=True):
             self.options.of(group).check_shapes(shapes)
-        state, adam = read_state(state_dict, self._parameters(), self._buckets, self._names())
+        loaded = read_state(state_dict, self._parameters(), self._buckets, self._names())
         self.param_groups = groups
-        (fill_from_adam_ if adam else fill_)(self._buckets, state)
+        (fill_from_adam_ if loaded.adam else fill_)(self._buckets, loaded.state)
+        for p, extras in loaded.extras.items():
+            self.state[p].update(extras)
+        self.state.update(loaded.others)
         for bucket in self._buckets:
             bucket.counters.history.clear()
+        self._bond = bind(self.param_groups, self.state)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -325,7 +341,7 @@ class EigenbasisOptimizer(Optimizer):
                 "another one and give it this one's state_dict()"
             )
         self._follow()
-        state = {p: {n: v.clone() for n, v in values.items()} for p, values in self.state.items()}
+        state = {key: _apart(value) for key, value in self.state.items()}
         history = [bucket.counters.history for bucket in self._buckets]
         own = {"defaults": self.defaults, "param_groups": self.param_groups}
         return {**own, "state": state, "history": history}
@@ -336,14 +352,19 @@ class EigenbasisOptimizer(Optimizer):
         super().__setstate__({**own, "state": defaultdict(dict)})
         self._warned, self._calls = False, self.method.start
         self._build_all()
-        fill_(self._buckets, values)
+        fill_(self._buckets, {p: v for p, v in values.items() if isinstance(p, Tensor)})
+        for key, entry in values.items():
+            if isinstance(key, Tensor):
+                self.state[key].update({n: v for n, v in entry.items() if not is_own(n)})
+            else:
+                self.state[key] = entry
         for bucket, its_history in zip(self._buckets, history, strict=True):
             bucket.counters.history = its_history
         self._bond, self._ready = bind(self.param_groups, self.state), True
 
 
-def _check_leaves(params: Tensor | Sequence[Any]) -> None:
-    for entry in [params] if isinstance(params, Tensor) else params:
-        p = entry[1] if isinstance(entry, tuple) else entry
-        if isinstance(p, Tensor):
-            check_leaf(p)
+def _apart(entry: Any) -> Any:  # noqa: ANN401 - of `state`: a dictionary, or what others wrote
+    """An entry of `state` without the rest of the stacks that it shows."""
+    if not isinstance(entry, dict):
+        return entry
+    return {name: v.clone() if isinstance(v, Tensor) else v for name, v in entry.items()}

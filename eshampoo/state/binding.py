@@ -13,7 +13,9 @@ import torch
 from torch import Size, Tensor
 
 from .blocks import called, is_sharded, local
-from .state import OWN_NAME
+from .bucket import Bucket
+from .checkpoint import State, collected
+from .state import is_own
 
 # What may change about a tensor that stays the same object.
 LOOKS = tuple(map(attrgetter, ("__class__", "shape", "dtype", "device")))
@@ -72,7 +74,7 @@ def as_lists_(groups: Sequence[dict[str, Any]]) -> list[list[Tensor]]:
                     f"a param group has a {type(p).__name__} among its 'params'; it must have "
                     "tensors: write names into 'param_names', in the same order"
                 )
-            check_leaf(p)
+        check_leaves(group["params"])
     tensors = [group["params"] for group in groups]
     seen: set[Tensor] = set()
     for own in map(set, tensors):
@@ -82,13 +84,15 @@ def as_lists_(groups: Sequence[dict[str, Any]]) -> list[list[Tensor]]:
     return tensors
 
 
-def check_leaf(p: Tensor) -> None:
-    """Refuse the result of a computation."""
-    if not (p.is_leaf or p.retains_grad):
-        raise ValueError(
-            f"a tensor of shape {tuple(p.shape)} is the result of {p.grad_fn}; parameters must "
-            "be leaf tensors: pass the tensors that it was computed from, or detach() it"
-        )
+def check_leaves(params: Tensor | Sequence[Any]) -> None:
+    """Refuse the results of computations."""
+    for entry in [params] if isinstance(params, Tensor) else params:
+        p = entry[1] if isinstance(entry, tuple) else entry
+        if isinstance(p, Tensor) and not (p.is_leaf or p.retains_grad):
+            raise ValueError(
+                f"a tensor of shape {tuple(p.shape)} is the result of {p.grad_fn}; parameters must "
+                "be leaf tensors: pass the tensors that it was computed from, or detach() it"
+            )
 
 
 def check_materialised(bond: Bond) -> None:
@@ -121,7 +125,7 @@ def heirs(bond: Bond, now: Sequence[Sequence[Tensor]]) -> dict[Tensor, Tensor]:
         if gone and new and (len(was) != len(present) or len(pairs) < len(new)):
             listed = ", ".join(called(p, bond.names) for p in was if p in gone)
             raise ValueError(
-                f"the param groups no longer have {listed}, and have other tensors at other places; "
+                f"the param groups no longer have {listed}, and have new tensors elsewhere; "
                 "it is not clear which replaces which: replace tensors one for one, or remove some "
                 "first and add others with add_param_group()"
             )
@@ -142,7 +146,9 @@ def rename_(groups: Sequence[dict[str, Any]], bond: Bond, found: Mapping[Tensor,
     for group in groups:
         if "param_names" in group:
             params, given = group["params"], group["param_names"]
-            fresh = [n if n not in old else None for n in given] if len(given) == len(params) else []
+            fresh = (
+                [n if n not in old else None for n in given] if len(given) == len(params) else []
+            )
             fresh += [None] * (len(params) - len(fresh))
             known = [bond.names.get(found[q]) if q in found else None for q in params]
             triples = enumerate(zip(fresh, known, strict=True))
@@ -155,7 +161,7 @@ def rename_(groups: Sequence[dict[str, Any]], bond: Bond, found: Mapping[Tensor,
 class Edits(NamedTuple):
     """What users wrote into `state`."""
 
-    written: list[tuple[dict[str, Any], str, Tensor, Tensor]]  # where, name, our tensor, their value
+    written: list[tuple[dict[str, Any], str, Tensor, Tensor]]  # where, name, ours, theirs
     afresh: set[Tensor]  # parameters whose entries were taken away
     extras: dict[Tensor, dict[str, Any]]  # entries that are none of ours
 
@@ -191,11 +197,6 @@ def read_edits(bond: Bond, state: Mapping[Any, Any], found: Mapping[Tensor, Tens
     return edits
 
 
-def is_own(name: object) -> bool:
-    """Whether an entry of `state[p]` is the library's."""
-    return isinstance(name, str) and OWN_NAME.fullmatch(name) is not None
-
-
 def _fitting(entry: Mapping[str, Any], name: str, ours: Tensor, p: Tensor, bond: Bond) -> Tensor:
     """A value that a user wrote, if it can be taken."""
     value = entry.get(name)
@@ -209,3 +210,14 @@ def _fitting(entry: Mapping[str, Any], name: str, ours: Tensor, p: Tensor, bond:
             "start this parameter afresh"
         )
     return local(value).detach()
+
+
+def carried(
+    bond: Bond, buckets: Sequence[Bucket], found: Mapping[Tensor, Tensor], edits: Edits
+) -> State:
+    """The state that each tensor takes over; on the meta device there is none."""
+    real = [bucket for bucket in buckets if not bucket.state.step.is_meta]
+    there = {p for bucket in real for p in bucket.parameters}
+    entries = {p: kept for p, kept in zip(bond.owners, bond.kept, strict=True) if p in there}
+    stored = collected(entries, real)
+    return {q: stored[p] for q, p in found.items() if p in stored and p not in edits.afresh}

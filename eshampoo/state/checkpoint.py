@@ -4,23 +4,25 @@ What is stored does not depend on how many ranks there were: per parameter one t
 each kind of state, a DTensor if the parameter is one.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..methods import Method
 from ..options import ADAM_KEYS
-from .binding import is_own
 from .blocks import called, is_sharded
 from .bucket import Bucket
+from .damage import check_values
+from .state import is_own
 
 State = dict[Tensor, dict[str, Tensor]]
+Shapes = dict[str, tuple[int, ...]]  # by name of an entry
 
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
-COUNTERS = ("basis_checks", "basis_computations", "basis_failures", "basis_waited")
 # What states of versions without a budget lack: it is zero then.
 OPTIONAL = ("basis_waited", "basis_spent")
 # Group keys that cannot be stored; a τ schedule, which is code, is the other.
@@ -30,8 +32,10 @@ WITHOUT_CODE = ("process_group",)
 def pack(
     groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any], buckets: Sequence[Bucket]
 ) -> dict[str, Any]:
-    """Plain data: views that would drag a whole stack into the file are copied, and what is code is
-    left to the constructor of the optimizer that loads. What users wrote into `state` goes along.
+    """Plain data; what is code is left to the constructor of the optimizer that loads.
+
+    As in torch, what lies in this process is not copied, and what users wrote into `state` goes
+    along.
     """
     numbers: dict[Tensor, int] = {}
     packed_groups, start = [], 0
@@ -41,23 +45,20 @@ def pack(
         start += len(group["params"])
         plain = {k: None if callable(v) or k in WITHOUT_CODE else v for k, v in group.items()}
         packed_groups.append({**plain, "params": [numbers[p] for p in group["params"]]})
-    ours = collected(buckets)
-    packed: dict[Any, Any] = {i: ours[p] for p, i in numbers.items() if p in ours}
-    for key, value in state.items():
-        if not isinstance(key, Tensor):
-            packed[key] = value
-        elif key in numbers:
-            extras = {n: v for n, v in value.items() if not is_own(n)}
-            packed.setdefault(numbers[key], {}).update(extras)
+    stored = collected(state, buckets)
+    packed: dict[Any, Any] = {i: stored[p] for p, i in numbers.items() if p in stored}
+    packed |= {key: value for key, value in state.items() if not isinstance(key, Tensor)}
     return {"state": packed, "param_groups": packed_groups}
 
 
-def collected(buckets: Sequence[Bucket]) -> State:
-    """Per parameter, what a checkpoint holds of it."""
-    state: State = {p: {} for bucket in buckets for p in bucket.parameters}
-    for p, values in (pair for bucket in buckets for pair in _stored(bucket)):
-        state[p].update(values)
-    return state
+def collected(state: Mapping[Any, Any], buckets: Sequence[Bucket]) -> dict[Tensor, dict[str, Any]]:
+    """Per parameter, what a checkpoint holds of it; ranks that share work all take part."""
+    found = {p: dict(entries) for p, entries in state.items() if isinstance(p, Tensor)}
+    for bucket in buckets:
+        if bucket.route.team is not None or any(map(is_sharded, bucket.parameters)):
+            for p, values in _stored(bucket):
+                found[p].update(values)
+    return found
 
 
 def _stored(bucket: Bucket) -> list[tuple[Tensor, dict[str, Tensor]]]:
@@ -65,8 +66,9 @@ def _stored(bucket: Bucket) -> list[tuple[Tensor, dict[str, Tensor]]]:
     if bucket.elementwise:
         return [(p, {n: _own(view, p) for n, view in views.items()}) for p, views in bucket.views()]
     stored: State = {p: {} for p in bucket.parameters}
+    counted = bucket.counters.named()
     for name, stack in bucket.named().items():
-        small = stack.dim() == 1 or name in bucket.counters.named()
+        small = stack.dim() == 1 or name in counted
         for p, value in bucket.route.collect(stack, small).items():
             stored[p][bucket.named_as(name, p)] = value
     return list(stored.items())
@@ -112,9 +114,9 @@ def _is_state(state_dict: Mapping[str, Any]) -> bool:
     state, groups = state_dict.get("state"), state_dict.get("param_groups")
     return (
         isinstance(state, Mapping)
-        and all(isinstance(values, Mapping) for values in state.values())
         and isinstance(groups, list | tuple)
         and all(isinstance(g, Mapping) and isinstance(g.get("params"), list) for g in groups)
+        and all(isinstance(state.get(i, {}), Mapping) for g in groups for i in g["params"])
     )
 
 
@@ -129,22 +131,41 @@ def _taken(old: Mapping[str, Any]) -> dict[str, Any]:
     return taken
 
 
+class Loaded(NamedTuple):
+    """What a state says."""
+
+    state: State  # of every parameter
+    adam: bool  # whether it is AdamW's
+    extras: dict[Tensor, dict[str, Any]]  # entries of other tools
+    others: dict[Any, Any]  # what belongs to no parameter
+
+
 def read_state(
     state_dict: Mapping[str, Any],
     params: Sequence[Tensor],
     buckets: Sequence[Bucket],
     names: Mapping[Tensor, str],
-) -> tuple[State, bool]:
-    """What a state says of every parameter, and whether it is AdamW's; refused if it is unfit."""
-    state = state_dict["state"]
-    indices = [index for group in state_dict["param_groups"] for index in group["params"]]
-    saved = {p: state[i] for p, i in zip(params, indices, strict=True) if i in state}
-    _check_values(saved, state_dict["param_groups"], params, names)
-    if all("method" not in group for group in state_dict["param_groups"]):
-        _check_adam(saved, buckets, names)
-        return saved, True
-    check_fit({p: saved.get(p, {}) for p in params}, buckets, names, FIX)
-    return saved, False
+) -> Loaded:
+    """Read and check a state; refused if it is unfit."""
+    state, groups = state_dict["state"], state_dict["param_groups"]
+    indices = [index for group in groups for index in group["params"]]
+    given = {p: state[i] for p, i in zip(params, indices, strict=True) if i in state}
+    others = {key: value for key, value in state.items() if key not in {*indices}}
+    if all("method" not in group for group in groups):
+        check_values(given, groups, params, names)
+        _check_adam(given, buckets, names)
+        return Loaded(given, True, {}, others)
+    saved = {p: {n: v for n, v in e.items() if is_own(n)} for p, e in given.items()}
+    extras = {p: {n: v for n, v in e.items() if not is_own(n)} for p, e in given.items()}
+    check_values(saved, groups, params, names)
+    shapes = expected(buckets)
+    for p, entries in saved.items():
+        for name, value in entries.items():
+            if not isinstance(value, Tensor):  # a step that is a number
+                shape = shapes.get(p, {}).get(name, ())
+                entries[name] = torch.full(shape, float(value), dtype=torch.float64)
+    check_fit({p: saved.get(p, {}) for p in params}, shapes, names, FIX)
+    return Loaded(saved, False, extras, others)
 
 
 FIX = (
@@ -154,13 +175,14 @@ FIX = (
 
 
 def check_fit(
-    saved: State, buckets: Sequence[Bucket], names: Mapping[Tensor, str], fix: str
+    saved: State, wanted: Mapping[Tensor, Shapes], names: Mapping[Tensor, str], fix: str
 ) -> None:
-    """Refuse a state whose entries have other names or shapes than those of the buckets."""
-    expected = _expected(buckets)
+    """Refuse a state whose entries have other names or shapes than expected."""
     for p, values in saved.items():
-        shapes = expected.get(p, {})
+        shapes = wanted.get(p, {})
         found = {name: tuple(value.shape) for name, value in values.items() if is_own(name)}
+        if found == shapes:
+            continue
         lacking = {n for n in shapes if n not in found and n.startswith(OPTIONAL)}
         differs = (n for n in {*shapes, *found} - lacking if shapes.get(n) != found.get(n))
         wrong = sorted(differs)
@@ -173,44 +195,20 @@ def check_fit(
             )
 
 
-def _check_values(
-    saved: Mapping[Tensor, Mapping[str, Any]],
-    groups: Sequence[Mapping[str, Any]],
-    params: Sequence[Tensor],
-    names: Mapping[Tensor, str],
-) -> None:
-    """Refuse entries that no run can have written: damaged, or of another kind."""
-    rules = [group.get("nonfinite") for group in groups for _ in group["params"]]
-    for p, rule in zip(params, rules, strict=True):
-        for name, value in saved.get(p, {}).items():
-            number = isinstance(value, int | float) and name == "step"  # AdamW of older versions
-            if number or (isinstance(value, Tensor) and is_sharded(value)):
-                continue  # ranks must not decide for themselves about their shards
-            fault = None
-            if not isinstance(value, Tensor):
-                fault = f"is a {type(value).__name__}, not a tensor"
-            elif rule is not None and value.is_floating_point() == name.startswith(COUNTERS):
-                fault = f"has the dtype {value.dtype}"
-            elif rule != "propagate" and not bool(torch.isfinite(value).all()):
-                fault = "has NaN or Inf"
-            if fault is not None:
-                raise ValueError(
-                    f"{name!r} in the state of {called(p, names)} {fault}; nothing was changed. "
-                    "The file is damaged or not from this library: load an older one"
-                )
-
-
-def _expected(buckets: Sequence[Bucket]) -> dict[Tensor, dict[str, tuple[int, ...]]]:
+def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:
     """Per parameter, the names and shapes of its state."""
-    shapes: dict[Tensor, dict[str, tuple[int, ...]]] = {}
+    found: dict[Tensor, Shapes] = defaultdict(dict)
     for bucket in buckets:
-        for p in bucket.parameters:
-            for name, stack in bucket.named().items():
-                shape: tuple[int, ...] = (len(bucket.numbers[p]), *stack.shape[1:])
-                if bucket.elementwise:
-                    shape = tuple(p.shape) if stack.dim() > 1 else ()
-                shapes.setdefault(p, {})[bucket.named_as(name, p)] = shape
-    return shapes
+        stacks = {name: tuple(stack.shape[1:]) for name, stack in bucket.named().items()}
+        for p, numbers in bucket.numbers.items():
+            blocks, suffix = (len(numbers),), bucket.suffixes.get(p, "")
+            if bucket.elementwise:
+                whole = tuple(p.shape)
+                shapes = {name: whole if rest else () for name, rest in stacks.items()}
+            else:
+                shapes = {name + suffix: blocks + rest for name, rest in stacks.items()}
+            found[p].update(shapes)
+    return found
 
 
 def _check_adam(
@@ -236,20 +234,21 @@ def _check_adam(
 
 def fill_(buckets: Sequence[Bucket], state: State) -> None:
     """Write a state into the stacks."""
+    rows = {b: {name: stack.unbind(0) for name, stack in b.named().items()} for b in buckets}
     for bucket, p in _in_order(buckets, state):
-        for name, stack in bucket.named().items():
+        positions = bucket.positions.get(p, ())
+        numbers = bucket.numbers[p]
+        for name, its_rows in rows[bucket].items():
             stored = state[p].get(bucket.named_as(name, p))
-            if stored is None:
-                stack[bucket.positions.get(p, [])] = 0
-                continue
-            value = _here(stored, p, bucket)
-            for position in bucket.positions.get(p, ()):
-                block, row = bucket.blocks[position], stack[position]
-                if not bucket.elementwise:
-                    number = bucket.route.mine[position]
-                    row.copy_(value[bucket.numbers[p].index(number)])
+            value = None if stored is None else _here(stored, p, bucket)
+            for position in positions:
+                block, row = bucket.blocks[position], its_rows[position]
+                if value is None:
+                    row.zero_()
+                elif not bucket.elementwise:
+                    row.copy_(value[bucket.route.mine[position] - numbers[0]])
                 else:
-                    (block.unmerged(row) if stack.dim() > 1 else row).copy_(value)
+                    (block.unmerged(row) if row.dim() > 0 else row).copy_(value)
     for bucket in buckets:
         bucket.set_clock()
 

@@ -31,6 +31,11 @@ OWN_NAME = re.compile(
 )
 
 
+def is_own(name: object) -> bool:
+    """Whether an entry of `state[p]` is the library's."""
+    return isinstance(name, str) and OWN_NAME.fullmatch(name) is not None
+
+
 @dataclass
 class State:
     """One tensor per kind of state. What depends on its home is here and nowhere else."""

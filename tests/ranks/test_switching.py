@@ -28,7 +28,8 @@ def test_accelerate_that_shards_after_construction_follows_the_run_that_was_shar
     plugin = accelerate.FullyShardedDataParallelPlugin(fsdp_version=2)
     accelerator = accelerate.Accelerator(cpu=True, fsdp_plugin=plugin)
     # It takes FSDP2 for a matter of GPUs, and asks this; all that follows is its own code.
-    accelerator.state.distributed_type = accelerate.DistributedType.FSDP
+    for state in (accelerator.state, accelerate.PartialState()):
+        state.distributed_type = accelerate.DistributedType.FSDP
     accelerator.state.fsdp_plugin = plugin
     try:
         for method in METHODS:

@@ -236,7 +236,9 @@ def integers(optimizer, params):
     optimizer.param_groups[0]["params"][1] = torch.ones(5, 3, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("change", [other_shape, shape_in_place, other_length, other_place, integers])
+@pytest.mark.parametrize(
+    "change", [other_shape, shape_in_place, other_length, other_place, integers]
+)
 def test_what_cannot_take_the_state_is_refused_by_name_and_nothing_changes(change):
     params = parameters(problem(SHAPES, 1)[0])
     named = [(f"layer.{i}", p) for i, p in enumerate(params)]
@@ -261,7 +263,7 @@ def test_what_is_no_tensor_or_in_two_groups_is_refused():
     params = parameters([torch.ones(4, 4), torch.ones(3)])
     optimizer = EShampoo([{"params": [p]} for p in params])
     optimizer.param_groups[0]["params"] = [("weight", params[0])]
-    with pytest.raises(TypeError, match="tuple.*param_names"):
+    with pytest.raises(TypeError, match=r"tuple.*param_names"):
         optimizer.step()
     optimizer.param_groups[0]["params"] = [params[1]]
     with pytest.raises(ValueError, match="more than one param group"):
@@ -283,3 +285,120 @@ def test_a_parameter_that_moves_to_a_group_with_other_blocks_is_refused_by_name(
         optimizer.step()
     first["params"], second["params"] = [params[0]], [params[1]]
     assert len(optimizer.basis_report()) == 1 + 8
+
+
+# What users write into `state` --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_state_that_was_thrown_away_starts_afresh(method):
+    grads = problem(SHAPES, 8)[1]
+    optimizer, params, _ = trained(method, SHAPES, 5, **OPTIONS)
+    optimizer.state = defaultdict(dict)
+    twin = copy.deepcopy(params)
+    fresh = METHODS[method](twin, **OPTIONS)
+    run(optimizer, params, grads)
+    run(fresh, twin, grads)
+    assert_same([p.detach() for p in params], [p.detach() for p in twin])
+    assert_same(optimizer.state_dict(), fresh.state_dict())
+
+
+def delete(optimizer, p):
+    del optimizer.state[p]
+
+
+def empty(optimizer, p):
+    optimizer.state[p] = {}
+
+
+@pytest.mark.parametrize("how", [delete, empty])
+def test_one_parameter_starts_afresh_if_its_state_is_deleted(how):
+    one, _, two, others, _ = twins("EShampoo")
+    how(two, others[2])  # which shares its stacks with the first
+    reset, kept = two.state_dict()["state"][2], two.state_dict()["state"][0]
+    assert not reset["exp_avg"].any()
+    assert reset["step"].tolist() == [0.0]
+    assert torch.equal(reset["basis_0"][0], torch.eye(16))
+    assert_same(kept, one.state_dict()["state"][0])
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "factor_0", "step", "basis_checks"])
+def test_an_entry_that_is_written_is_taken(name):
+    one, params, two, others, grads = twins("EShampoo")
+    for i in (0, 3):
+        value = one.state[params[i]].get(name)
+        if value is not None:  # a vector has no factor
+            two.state[others[i]][name] = 2 * value
+            value.mul_(2)  # written in place, which always was possible
+    if name == "step":  # the host has to hear of it; in place it does not
+        saved = copy.deepcopy(one.state_dict())
+        one.load_state_dict(saved)
+    run(one, params, grads)
+    run(two, others, grads)
+    assert_same([p.detach() for p in params], [q.detach() for q in others])
+    assert_same(one.state_dict(), two.state_dict())
+
+
+def test_a_number_is_taken_for_an_entry():
+    optimizer, params, grads = trained("EShampoo", SHAPES, 4, **OPTIONS)
+    optimizer.state[params[0]]["step"] = 8
+    run(optimizer, params, grads[:1])
+    assert optimizer.state[params[0]]["step"].tolist() == [9.0]
+    assert optimizer.basis_report()[0].checks == 2  # at steps 3 and 9
+
+
+@pytest.mark.parametrize("value", [torch.ones(2, 2), "text", None, "missing"])
+def test_an_entry_that_does_not_fit_is_refused_by_name(value):
+    params = parameters(problem(SHAPES, 1)[0])
+    optimizer = EShampoo([("w", params[0]), *[(str(i), p) for i, p in enumerate(params[1:])]])
+    feed(params, problem(SHAPES, 1)[1][0])
+    before, ours = params[0].detach().clone(), optimizer.state[params[0]]["exp_avg"]
+    if value == "missing":
+        del optimizer.state[params[0]]["exp_avg"]
+    else:
+        optimizer.state[params[0]]["exp_avg"] = value
+    for call in (optimizer.step, optimizer.state_dict):
+        with pytest.raises(ValueError, match=r"'exp_avg' in the state of parameter 'w'"):
+            call()
+    assert torch.equal(before, params[0].detach())
+    assert ours.sum() == 0
+    optimizer.state[params[0]]["exp_avg"] = ours
+    optimizer.step()
+
+
+def test_state_for_an_unknown_parameter_is_refused():
+    optimizer, *_ = trained("EShampoo", [(4, 4)], 2)
+    (q,) = parameters([torch.ones(4, 4)])
+    optimizer.param_groups[0]["params"].append(q)
+    optimizer.state[q] = {"exp_avg": torch.ones(1, 16)}
+    with pytest.raises(ValueError, match="does not know yet"):
+        optimizer.step()
+
+
+def test_entries_of_other_tools_are_left_alone_and_travel_along():
+    one, params, two, others, grads = twins("EShampoo")
+    two.state[others[0]]["seen"] = 3
+    two.state["tool"] = {"version": 1}
+    run(two, others, grads[:1])
+    saved = two.state_dict()
+    assert saved["state"][0]["seen"] == 3
+    assert saved["state"]["tool"] == {"version": 1}
+    one.load_state_dict(copy.deepcopy(saved))
+    assert_same(saved, one.state_dict())
+    assert one.state[params[0]]["seen"] == 3
+    twin = copy.deepcopy(two)
+    assert twin.state["tool"] == {"version": 1}
+    two.param_groups[0]["params"] = replaced(others)
+    assert_same(saved, two.state_dict())
+
+
+def test_dictionaries_that_are_exchanged_for_equal_ones_change_nothing():
+    """As Lightning does when it moves the state of an optimizer to a device."""
+    one, params, two, others, grads = twins("EShampoo")
+    for p, entries in two.state.items():
+        two.state[p] = {name: value.to("cpu") for name, value in entries.items()}
+    views = two.state[others[0]]["exp_avg"]
+    run(one, params, grads)
+    run(two, others, grads)
+    assert_same([p.detach() for p in params], [q.detach() for q in others])
+    assert two.state[others[0]]["exp_avg"] is views
