@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
+from multiprocessing.context import get_spawning_popen
 from operator import is_not
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +20,7 @@ from .state.binding import (
     as_lists_,
     bind,
     carried,
+    check_kinds,
     check_leaves,
     check_materialised,
     heirs,
@@ -64,10 +66,11 @@ class EigenbasisOptimizer(Optimizer):
         self._ready = False  # until all groups are there
         self._warned = False  # of gradients that were skipped
         self._calls = self.method.start  # of step(), the same on all ranks
+        defaults = {name: getattr(options, name) for name in offered(self.options)}
+        self.options.of(defaults)  # refused before parameters are looked at, as in torch
         # A tensor, or nothing, is refused by torch.
         entries: list[Any] = [] if isinstance(params, Tensor) else list(params)
         self._given = max(1, sum(isinstance(entry, dict) for entry in entries))  # param groups
-        defaults = {name: getattr(options, name) for name in offered(self.options)}
         super().__init__(entries or params, {**defaults, "method": self.method.name})
         self._bond, self._ready = bind(self.param_groups, self.state), True
 
@@ -100,18 +103,14 @@ class EigenbasisOptimizer(Optimizer):
         if self._ready:
             self._bond = bind(self.param_groups, self.state)
 
+    @torch.inference_mode(False)
     def _build(self, index: int) -> None:
         """Create the buckets and the state of one group, eagerly, so that checkpoints see it."""
         group = self.param_groups[index]
         names = named([group])
         o = self.options.of(group)
         params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
-        for p in group["params"]:
-            if not p.is_floating_point():
-                raise TypeError(
-                    f"{called(p, names)} has dtype {p.dtype}; parameters must be real "
-                    "floating-point tensors: leave it out or view it as real"
-                )
+        check_kinds(group["params"], names)
         teams = self._find_teams(params, o, index)
         buckets = build(index, params, self.method, o, teams, names)
         self._buckets += buckets
@@ -177,6 +176,7 @@ class EigenbasisOptimizer(Optimizer):
             and not any(map(is_not, shown, kept))
         )
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _rebind(self) -> None:
         """Take the state along to the tensors that are there now; nothing changes if refused."""
@@ -206,7 +206,7 @@ class EigenbasisOptimizer(Optimizer):
             for group, given in zip(self.param_groups, names, strict=True):
                 group.update({} if given is None else {"param_names": given})
             raise
-        fill_(self._buckets, kept)
+        fill_(self._buckets, kept, self.state)
         remember_(self._buckets, histories, heir_of)
         for q, p in heir_of.items():
             self.state[q].update(edits.extras.get(p, {}))
@@ -222,6 +222,7 @@ class EigenbasisOptimizer(Optimizer):
 
     # ---------------------------------------------------------------- the step
 
+    @torch.inference_mode(False)  # what is kept must not be an inference tensor
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
@@ -308,6 +309,7 @@ class EigenbasisOptimizer(Optimizer):
             state_dict = post_hook(self, state_dict) or state_dict
         return state_dict
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state of this method, or of `torch.optim.AdamW`.
@@ -323,7 +325,10 @@ class EigenbasisOptimizer(Optimizer):
             self.options.of(group).check_shapes(shapes)
         loaded = read_state(state_dict, self._parameters(), self._buckets, self._names())
         self.param_groups = groups
-        (fill_from_adam_ if loaded.adam else fill_)(self._buckets, loaded.state)
+        if loaded.adam:
+            fill_from_adam_(self._buckets, loaded.state)
+        else:
+            fill_(self._buckets, loaded.state, self.state)
         for p, extras in loaded.extras.items():
             self.state[p].update(extras)
         self.state.update(loaded.others)
@@ -342,6 +347,8 @@ class EigenbasisOptimizer(Optimizer):
             )
         self._follow()
         state = {key: _apart(value) for key, value in self.state.items()}
+        if get_spawning_popen() is not None:
+            self._lent = state  # tensors on their way to a new process must live until it starts
         history = [bucket.counters.history for bucket in self._buckets]
         own = {"defaults": self.defaults, "param_groups": self.param_groups}
         return {**own, "state": state, "history": history}
@@ -352,7 +359,8 @@ class EigenbasisOptimizer(Optimizer):
         super().__setstate__({**own, "state": defaultdict(dict)})
         self._warned, self._calls = False, self.method.start
         self._build_all()
-        fill_(self._buckets, {p: v for p, v in values.items() if isinstance(p, Tensor)})
+        own_values = {p: v for p, v in values.items() if isinstance(p, Tensor)}
+        fill_(self._buckets, own_values, self.state)
         for key, entry in values.items():
             if isinstance(key, Tensor):
                 self.state[key].update({n: v for n, v in entry.items() if not is_own(n)})

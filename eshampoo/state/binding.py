@@ -4,6 +4,7 @@ Frameworks replace the tensors, move them and materialise them; users write into
 found out at the next call, and the state follows or the call is refused.
 """
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
@@ -95,6 +96,28 @@ def check_leaves(params: Tensor | Sequence[Any]) -> None:
             )
 
 
+def check_kinds(params: Iterable[Tensor], names: Mapping[Tensor, str]) -> None:
+    """Refuse tensors that cannot be trained."""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")  # none exists if it is not imported
+    for p in params:
+        if not p.is_floating_point():
+            raise TypeError(
+                f"{called(p, names)} has dtype {p.dtype}; parameters must be real "
+                "floating-point tensors: leave it out or view it as real"
+            )
+        if p.is_inference():
+            raise RuntimeError(
+                f"{called(p, names)} was made in inference_mode, where nothing can be trained; "
+                "make the model outside of it"
+            )
+        if fake is not None and isinstance(p, fake.FakeTensor):
+            raise NotImplementedError(
+                f"{called(p, names)} is a FakeTensor; bases are computed from values, which it "
+                "does not have. To know the memory that the state takes, build model and optimizer "
+                "on the meta device and add up the sizes in state_dict()"
+            )
+
+
 def check_materialised(bond: Bond) -> None:
     """Refuse parameters that were left on the meta device while the model got others."""
     left = [p for p in bond.on_meta if p.grad is None and p.requires_grad]
@@ -133,8 +156,8 @@ def heirs(bond: Bond, now: Sequence[Sequence[Tensor]]) -> dict[Tensor, Tensor]:
     for q, p in found.items():
         if q.shape != bond.shapes[p]:
             raise ValueError(
-                f"{called(p, bond.names)} had the shape {tuple(bond.shapes[p])} and has become a tensor "
-                f"of shape {tuple(q.shape)}; only one of the same shape can take the state along: "
+                f"{called(p, bond.names)} had the shape {tuple(bond.shapes[p])} and has become a "
+                f"tensor of shape {tuple(q.shape)}; only one of the same shape can take the state along: "
                 "put back what was there, or build a new optimizer"
             )
     return found

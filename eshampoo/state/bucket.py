@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..methods import Method
 from ..options import Options
-from .blocks import Local, Part, Route, by_parameter, together
+from .blocks import Local, Part, Route, by_parameter, is_sharded, together
 from .state import Counters, State
 
 
@@ -46,6 +46,8 @@ class Bucket:
         self.positions = by_parameter(self.blocks)
         self.several = any(block.total > 1 for block in route.blocks)  # of one parameter
         self.suffixes: Mapping[Tensor, str] = {}
+        # Whether other ranks have a part in what is kept, or in the parameters.
+        self.spread = route.team is not None or any(map(is_sharded, self.numbers))
 
     @property
     def parameters(self) -> list[Tensor]:

@@ -9,7 +9,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ OWN_NAME = re.compile(
 )
 
 
+@cache
 def is_own(name: object) -> bool:
     """Whether an entry of `state[p]` is the library's."""
     return isinstance(name, str) and OWN_NAME.fullmatch(name) is not None
