@@ -15,32 +15,10 @@ from torch.optim.optimizer import ParamsT
 from .methods import Method
 from .options import Options, described, offered
 from .report import FactorReport, factor_reports
-from .state.binding import (
-    Edits,
-    as_lists_,
-    bind,
-    carried,
-    check_kinds,
-    check_leaves,
-    check_materialised,
-    heirs,
-    named,
-    read_edits,
-    rename_,
-)
+from .state import binding, checkpoint
 from .state.blocks import Failure, called, is_sharded
 from .state.bucket import Batch, Bucket, batches, remember_, remembered
 from .state.build import build
-from .state.checkpoint import (
-    check_fit,
-    expected,
-    fill_,
-    fill_from_adam_,
-    pack,
-    read_groups,
-    read_state,
-)
-from .state.state import is_own
 from .step.nonfinite import ask, check_gradients, warn_of
 from .step.step import take_step
 from .step.task import plan
@@ -72,7 +50,7 @@ class EigenbasisOptimizer(Optimizer):
         entries: list[Any] = [] if isinstance(params, Tensor) else list(params)
         self._given = max(1, sum(isinstance(entry, dict) for entry in entries))  # param groups
         super().__init__(entries or params, {**defaults, "method": self.method.name})
-        self._bond, self._ready = bind(self.param_groups, self.state), True
+        self._bond, self._ready = binding.bind(self.param_groups, self.state), True
 
     def _forget(self) -> None:
         """The optimizer before it has any parameters."""
@@ -93,7 +71,7 @@ class EigenbasisOptimizer(Optimizer):
         if not isinstance(param_group["params"], Tensor | set):
             param_group = {**param_group, "params": list(param_group["params"])}
         if not isinstance(param_group["params"], set):
-            check_leaves(param_group["params"])
+            binding.check_leaves(param_group["params"])
         super().add_param_group(param_group)
         try:
             self._build(before)
@@ -101,16 +79,16 @@ class EigenbasisOptimizer(Optimizer):
             del self.param_groups[before:]
             raise
         if self._ready:
-            self._bond = bind(self.param_groups, self.state)
+            self._bond = binding.bind(self.param_groups, self.state)
 
     @torch.inference_mode(False)
     def _build(self, index: int) -> None:
         """Create the buckets and the state of one group, eagerly, so that checkpoints see it."""
         group = self.param_groups[index]
-        names = named([group])
+        names = binding.named([group])
         o = self.options.of(group)
         params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
-        check_kinds(group["params"], names)
+        binding.check_kinds(group["params"], names)
         teams = self._find_teams(params, o, index)
         buckets = build(index, params, self.method, o, teams, names)
         self._buckets += buckets
@@ -147,7 +125,7 @@ class EigenbasisOptimizer(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _names(self) -> dict[Tensor, str]:
-        return named(self.param_groups)
+        return binding.named(self.param_groups)
 
     # ---------------------------------------------------------------- what it is bound to
 
@@ -180,37 +158,36 @@ class EigenbasisOptimizer(Optimizer):
     @torch.no_grad()
     def _rebind(self) -> None:
         """Take the state along to the tensors that are there now; nothing changes if refused."""
-        heir_of = heirs(self._bond, as_lists_(self.param_groups))
-        edits = read_edits(self._bond, self.state, heir_of)
+        heir_of = binding.heirs(self._bond, binding.as_lists_(self.param_groups))
+        edits = binding.read_edits(self._bond, self.state, heir_of)
         edits.take_()
         if edits.afresh or not self._same_tensors():
             self._rebuild(heir_of, edits)
         else:
             for bucket in self._buckets if edits.written else ():
                 bucket.set_clock()
-        self._bond = bind(self.param_groups, self.state)
+        self._bond = binding.bind(self.param_groups, self.state)
 
-    def _rebuild(self, heir_of: Mapping[Tensor, Tensor], edits: Edits) -> None:
+    def _rebuild(self, heir_of: Mapping[Tensor, Tensor], edits: binding.Edits) -> None:
         """Lay the state out anew, and fill it with what it was."""
         before, names = dict(vars(self)), [group.get("param_names") for group in self.param_groups]
-        kept = carried(self._bond, self._buckets, heir_of, edits)
+        kept = binding.carried(self._bond, self._buckets, heir_of, edits)
         histories = remembered(self._buckets)
         others = {key: value for key, value in self.state.items() if not isinstance(key, Tensor)}
-        rename_(self.param_groups, self._bond, heir_of)
+        binding.rename_(self.param_groups, self._bond, heir_of)
         try:
             self._build_all()
             fix = "Set back the options of its param group"
-            check_fit(kept, expected(self._buckets), self._names(), fix)
+            checkpoint.check_fit(kept, checkpoint.expected(self._buckets), self._names(), fix)
         except BaseException:
             vars(self).update(before)
             for group, given in zip(self.param_groups, names, strict=True):
                 group.update({} if given is None else {"param_names": given})
             raise
-        fill_(self._buckets, kept, self.state)
+        checkpoint.fill_(self._buckets, kept, self.state)
         remember_(self._buckets, histories, heir_of)
-        for q, p in heir_of.items():
-            self.state[q].update(edits.extras.get(p, {}))
-        self.state.update(others)
+        extras = {q: edits.extras.get(p, {}) for q, p in heir_of.items()}
+        checkpoint.add_others_(self.state, {**extras, **others})
 
     def _build_all(self) -> None:
         """The state of all groups, before their first gradient."""
@@ -234,7 +211,7 @@ class EigenbasisOptimizer(Optimizer):
                 loss = closure()
         self._follow()
         if self._bond.on_meta:
-            check_materialised(self._bond)
+            binding.check_materialised(self._bond)
         # Options and gradients are read, and refused if they are wrong, before anything changes.
         options = [self.options.of(group) for group in self.param_groups]
         for o, shapes in zip(options, self._shapes, strict=True):
@@ -304,7 +281,7 @@ class EigenbasisOptimizer(Optimizer):
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         self._follow()
-        state_dict = pack(self.param_groups, self.state, self._buckets)
+        state_dict = checkpoint.pack(self.param_groups, self.state, self._buckets)
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             state_dict = post_hook(self, state_dict) or state_dict
         return state_dict
@@ -320,21 +297,19 @@ class EigenbasisOptimizer(Optimizer):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
         self._follow()
-        groups = read_groups(state_dict, self.param_groups, self.method)
+        groups = checkpoint.read_groups(state_dict, self.param_groups, self.method)
         for group, shapes in zip(groups, self._shapes, strict=True):
             self.options.of(group).check_shapes(shapes)
-        loaded = read_state(state_dict, self._parameters(), self._buckets, self._names())
+        loaded = checkpoint.read_state(state_dict, self._parameters(), self._buckets, self._names())
         self.param_groups = groups
         if loaded.adam:
-            fill_from_adam_(self._buckets, loaded.state)
+            checkpoint.fill_from_adam_(self._buckets, loaded.state)
         else:
-            fill_(self._buckets, loaded.state, self.state)
-        for p, extras in loaded.extras.items():
-            self.state[p].update(extras)
-        self.state.update(loaded.others)
+            checkpoint.fill_(self._buckets, loaded.state, self.state)
+        checkpoint.add_others_(self.state, {**loaded.extras, **loaded.others})
         for bucket in self._buckets:
             bucket.counters.history.clear()
-        self._bond = bind(self.param_groups, self.state)
+        self._bond = binding.bind(self.param_groups, self.state)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -346,7 +321,7 @@ class EigenbasisOptimizer(Optimizer):
                 "another one and give it this one's state_dict()"
             )
         self._follow()
-        state = {key: _apart(value) for key, value in self.state.items()}
+        state = {key: checkpoint.apart(value) for key, value in self.state.items()}
         if get_spawning_popen() is not None:
             self._lent = state  # tensors on their way to a new process must live until it starts
         history = [bucket.counters.history for bucket in self._buckets]
@@ -360,19 +335,8 @@ class EigenbasisOptimizer(Optimizer):
         self._warned, self._calls = False, self.method.start
         self._build_all()
         own_values = {p: v for p, v in values.items() if isinstance(p, Tensor)}
-        fill_(self._buckets, own_values, self.state)
-        for key, entry in values.items():
-            if isinstance(key, Tensor):
-                self.state[key].update({n: v for n, v in entry.items() if not is_own(n)})
-            else:
-                self.state[key] = entry
+        checkpoint.fill_(self._buckets, own_values, self.state)
+        checkpoint.add_others_(self.state, values)
         for bucket, its_history in zip(self._buckets, history, strict=True):
             bucket.counters.history = its_history
-        self._bond, self._ready = bind(self.param_groups, self.state), True
-
-
-def _apart(entry: Any) -> Any:  # noqa: ANN401 - of `state`: a dictionary, or what others wrote
-    """An entry of `state` without the rest of the stacks that it shows."""
-    if not isinstance(entry, dict):
-        return entry
-    return {name: v.clone() if isinstance(v, Tensor) else v for name, v in entry.items()}
+        self._bond, self._ready = binding.bind(self.param_groups, self.state), True

@@ -157,8 +157,8 @@ def heirs(bond: Bond, now: Sequence[Sequence[Tensor]]) -> dict[Tensor, Tensor]:
         if q.shape != bond.shapes[p]:
             raise ValueError(
                 f"{called(p, bond.names)} had the shape {tuple(bond.shapes[p])} and has become a "
-                f"tensor of shape {tuple(q.shape)}; only one of the same shape can take the state along: "
-                "put back what was there, or build a new optimizer"
+                f"tensor of shape {tuple(q.shape)}; only one of the same shape can take the state "
+                "along: put back what was there, or build a new optimizer"
             )
     return found
 

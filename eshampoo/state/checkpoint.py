@@ -303,3 +303,19 @@ def _here(value: Tensor, p: Tensor, bucket: Bucket) -> Tensor:
     from ..ranks.boxes import held_piece  # there are DTensors, so it is imported already
 
     return held_piece(value, p)
+
+
+def apart(entry: Any) -> Any:  # noqa: ANN401 - of `state`: a dictionary, or what others wrote
+    """An entry of `state` without the rest of the stacks that it shows."""
+    if not isinstance(entry, dict):
+        return entry
+    return {name: v.clone() if isinstance(v, Tensor) else v for name, v in entry.items()}
+
+
+def add_others_(state: dict[Any, Any], values: Mapping[Any, Any]) -> None:
+    """Write what other tools had in a state, beside what is ours."""
+    for key, entry in values.items():
+        if isinstance(key, Tensor):
+            state[key].update({n: v for n, v in entry.items() if not is_own(n)})
+        else:
+            state[key] = entry
