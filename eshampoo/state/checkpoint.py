@@ -242,7 +242,7 @@ def fill_(buckets: Sequence[Bucket], state: State, shown: Mapping[Any, Any]) -> 
         if p not in shared and p in shown:
             for name, view in shown[p].items():
                 if name in entries:
-                    view.copy_(entries[name])
+                    view.copy_(_whole(entries[name]))
                 elif is_own(name):
                     view.zero_()
     for bucket, p in _in_order(spread, state):
@@ -294,10 +294,14 @@ def _in_order(buckets: Sequence[Bucket], state: State) -> Iterator[tuple[Bucket,
             yield bucket, p
 
 
+def _whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
+
+
 def _here(value: Tensor, p: Tensor, bucket: Bucket) -> Tensor:
     """What this rank needs of a stored value: all of it, or its piece of an element-wise one."""
     if not (bucket.elementwise and is_sharded(p)):
-        return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
+        return _whole(value)
     if value.dim() == 0:
         return value
     from ..ranks.boxes import held_piece  # there are DTensors, so it is imported already
