@@ -1,7 +1,10 @@
 """The `torch.optim.Optimizer` shell: param groups, `step()`, and the state that goes in and out."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice
+from multiprocessing.context import get_spawning_popen
+from operator import is_not
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,10 +15,10 @@ from torch.optim.optimizer import ParamsT
 from .methods import Method
 from .options import Options, described, offered
 from .report import FactorReport, factor_reports
+from .state import binding, checkpoint
 from .state.blocks import Failure, called, is_sharded
-from .state.bucket import Batch, Bucket, batches
+from .state.bucket import Batch, Bucket, batches, remember_, remembered
 from .state.build import build
-from .state.checkpoint import fill_, fill_from_adam_, pack, read_groups, read_state
 from .step.nonfinite import ask, check_gradients, warn_of
 from .step.step import take_step
 from .step.task import plan
@@ -38,11 +41,16 @@ class EigenbasisOptimizer(Optimizer):
 
     def __init__(self, params: ParamsT, options: Options) -> None:
         self._forget()
+        self._ready = False  # until all groups are there
+        self._warned = False  # of gradients that were skipped
+        self._calls = self.method.start  # of step(), the same on all ranks
+        defaults = {name: getattr(options, name) for name in offered(self.options)}
+        self.options.of(defaults)  # refused before parameters are looked at, as in torch
         # A tensor, or nothing, is refused by torch.
         entries: list[Any] = [] if isinstance(params, Tensor) else list(params)
         self._given = max(1, sum(isinstance(entry, dict) for entry in entries))  # param groups
-        defaults = {name: getattr(options, name) for name in offered(self.options)}
         super().__init__(entries or params, {**defaults, "method": self.method.name})
+        self._bond, self._ready = binding.bind(self.param_groups, self.state), True
 
     def _forget(self) -> None:
         """The optimizer before it has any parameters."""
@@ -52,36 +60,35 @@ class EigenbasisOptimizer(Optimizer):
         self._known: dict[Any, Team] = {}  # by process group or mesh
         self._teams: dict[Tensor, Team] = {}  # of the parameters that other ranks have a part in
         self._voters: dict[Team, list[tuple[int, Tensor]]] = {}  # those without a basis, by team
-        self._warned = False  # of gradients that were skipped
-        self._calls = self.method.start  # of step(), the same on all ranks
 
     # ---------------------------------------------------------------- parameters
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, at any time; nothing changes if it is refused."""
         before = len(self.param_groups)
+        if self._ready:
+            self._follow()
         if not isinstance(param_group["params"], Tensor | set):
             param_group = {**param_group, "params": list(param_group["params"])}
         if not isinstance(param_group["params"], set):
-            _check_leaves(param_group["params"])
+            binding.check_leaves(param_group["params"])
         super().add_param_group(param_group)
         try:
             self._build(before)
         except BaseException:
             del self.param_groups[before:]
             raise
+        if self._ready:
+            self._bond = binding.bind(self.param_groups, self.state)
 
+    @torch.inference_mode(False)
     def _build(self, index: int) -> None:
         """Create the buckets and the state of one group, eagerly, so that checkpoints see it."""
-        group, names = self.param_groups[index], self._names()
+        group = self.param_groups[index]
+        names = binding.named([group])
         o = self.options.of(group)
         params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
-        for p in group["params"]:
-            if not p.is_floating_point():
-                raise TypeError(
-                    f"{called(p, names)} has dtype {p.dtype}; parameters must be real "
-                    "floating-point tensors: leave it out or view it as real"
-                )
+        binding.check_kinds(group["params"], names)
         teams = self._find_teams(params, o, index)
         buckets = build(index, params, self.method, o, teams, names)
         self._buckets += buckets
@@ -118,15 +125,81 @@ class EigenbasisOptimizer(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _names(self) -> dict[Tensor, str]:
-        """Names of the parameters, where the optimizer was given them."""
-        return {
-            p: name
-            for group in self.param_groups
-            for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
-        }
+        return binding.named(self.param_groups)
+
+    # ---------------------------------------------------------------- what it is bound to
+
+    def _follow(self) -> None:
+        """Bind to what the param groups and `state` hold now, if it is not what it was."""
+        if not (self._same_tensors() and self._same_entries()):
+            self._rebind()
+
+    # Every step asks, so these two leave the loops over parameters to functions written in C.
+
+    def _same_tensors(self) -> bool:
+        bond, groups = self._bond, [group["params"] for group in self.param_groups]
+        return (
+            [len(params) if isinstance(params, list) else None for params in groups] == bond.sizes
+            and not any(map(is_not, chain(*groups), chain(*bond.groups)))
+            and all(list(map(look, params)) == seen for look, params, seen in bond.looks)
+        )
+
+    def _same_entries(self) -> bool:
+        bond, values = self._bond, islice(self.state.values(), len(self._bond.shown))
+        shown, kept = (chain.from_iterable(map(dict.values, d)) for d in (bond.shown, bond.kept))
+        return (
+            len(self.state) >= len(bond.shown)
+            and not any(map(is_not, values, bond.shown))
+            and list(map(len, bond.shown)) == list(map(len, bond.kept))
+            and not any(map(is_not, shown, kept))
+        )
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _rebind(self) -> None:
+        """Take the state along to the tensors that are there now; nothing changes if refused."""
+        heir_of = binding.heirs(self._bond, binding.as_lists_(self.param_groups))
+        edits = binding.read_edits(self._bond, self.state, heir_of)
+        edits.take_()
+        if edits.afresh or not self._same_tensors():
+            self._rebuild(heir_of, edits)
+        else:
+            for bucket in self._buckets if edits.written else ():
+                bucket.set_clock()
+        self._bond = binding.bind(self.param_groups, self.state)
+
+    def _rebuild(self, heir_of: Mapping[Tensor, Tensor], edits: binding.Edits) -> None:
+        """Lay the state out anew, and fill it with what it was."""
+        before, names = dict(vars(self)), [group.get("param_names") for group in self.param_groups]
+        kept = binding.carried(self._bond, self._buckets, heir_of, edits)
+        histories = remembered(self._buckets)
+        others = {key: value for key, value in self.state.items() if not isinstance(key, Tensor)}
+        binding.rename_(self.param_groups, self._bond, heir_of)
+        try:
+            self._build_all()
+            fix = "Set back the options of its param group"
+            checkpoint.check_fit(kept, checkpoint.expected(self._buckets), self._names(), fix)
+        except BaseException:
+            vars(self).update(before)
+            for group, given in zip(self.param_groups, names, strict=True):
+                group.update({} if given is None else {"param_names": given})
+            raise
+        checkpoint.fill_(self._buckets, kept, self.state)
+        remember_(self._buckets, histories, heir_of)
+        extras = {q: edits.extras.get(p, {}) for q, p in heir_of.items()}
+        checkpoint.add_others_(self.state, {**extras, **others})
+
+    def _build_all(self) -> None:
+        """The state of all groups, before their first gradient."""
+        self._forget()
+        self.state = defaultdict(dict)
+        self._given = len(self.param_groups)
+        for index in range(len(self.param_groups)):
+            self._build(index)
 
     # ---------------------------------------------------------------- the step
 
+    @torch.inference_mode(False)  # what is kept must not be an inference tensor
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
@@ -136,6 +209,9 @@ class EigenbasisOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._follow()
+        if self._bond.on_meta:
+            binding.check_materialised(self._bond)
         # Options and gradients are read, and refused if they are wrong, before anything changes.
         options = [self.options.of(group) for group in self.param_groups]
         for o, shapes in zip(options, self._shapes, strict=True):
@@ -183,10 +259,12 @@ class EigenbasisOptimizer(Optimizer):
     @property
     def basis_computations(self) -> int:
         """How many bases have been computed so far, over all factors."""
+        self._follow()
         return sum(sum(bucket.counters.computations) for bucket in self._buckets)
 
     def basis_report(self) -> list[FactorReport]:
         """Per parameter, block and factor: checks, basis computations, last criterion, history."""
+        self._follow()
         number = {p: n for n, p in enumerate(self._parameters())}
         names = self._names()
         found = [pair for bucket in self._buckets for pair in factor_reports(bucket, names)]
@@ -200,8 +278,15 @@ class EigenbasisOptimizer(Optimizer):
 
         With shared work every rank must call it, and every rank gets the same entries.
         """
-        return pack(super().state_dict(), self._parameters(), self._buckets)
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        self._follow()
+        state_dict = checkpoint.pack(self.param_groups, self.state, self._buckets)
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            state_dict = post_hook(self, state_dict) or state_dict
+        return state_dict
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state of this method, or of `torch.optim.AdamW`.
@@ -211,12 +296,20 @@ class EigenbasisOptimizer(Optimizer):
         state_dict = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
-        groups = read_groups(state_dict, self.param_groups, self.method)
+        self._follow()
+        groups = checkpoint.read_groups(state_dict, self.param_groups, self.method)
         for group, shapes in zip(groups, self._shapes, strict=True):
             self.options.of(group).check_shapes(shapes)
-        state, adam = read_state(state_dict, self._parameters(), self._buckets, self._names())
+        loaded = checkpoint.read_state(state_dict, self._parameters(), self._buckets, self._names())
         self.param_groups = groups
-        (fill_from_adam_ if adam else fill_)(self._buckets, state)
+        if loaded.adam:
+            checkpoint.fill_from_adam_(self._buckets, loaded.state)
+        else:
+            checkpoint.fill_(self._buckets, loaded.state, self.state)
+        checkpoint.add_others_(self.state, {**loaded.extras, **loaded.others})
+        for bucket in self._buckets:
+            bucket.counters.history.clear()
+        self._bond = binding.bind(self.param_groups, self.state)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -227,7 +320,10 @@ class EigenbasisOptimizer(Optimizer):
                 "an optimizer that shares its work over ranks cannot be copied or pickled; build "
                 "another one and give it this one's state_dict()"
             )
-        state = {p: {n: v.clone() for n, v in values.items()} for p, values in self.state.items()}
+        self._follow()
+        state = {key: checkpoint.apart(value) for key, value in self.state.items()}
+        if get_spawning_popen() is not None:
+            self._lent = state  # tensors on their way to a new process must live until it starts
         history = [bucket.counters.history for bucket in self._buckets]
         own = {"defaults": self.defaults, "param_groups": self.param_groups}
         return {**own, "state": state, "history": history}
@@ -236,20 +332,11 @@ class EigenbasisOptimizer(Optimizer):
         values, history = state["state"], state["history"]
         own = {name: state[name] for name in ("defaults", "param_groups")}
         super().__setstate__({**own, "state": defaultdict(dict)})
-        self._forget()
-        self._given = len(self.param_groups)
-        for index in range(len(self.param_groups)):
-            self._build(index)
-        fill_(self._buckets, values)
-        for bucket, remembered in zip(self._buckets, history, strict=True):
-            bucket.counters.history = remembered
-
-
-def _check_leaves(params: Tensor | Sequence[Any]) -> None:
-    for entry in [params] if isinstance(params, Tensor) else params:
-        p = entry[1] if isinstance(entry, tuple) else entry
-        if isinstance(p, Tensor) and not (p.is_leaf or p.retains_grad):
-            raise ValueError(
-                f"a tensor of shape {tuple(p.shape)} is the result of {p.grad_fn}; parameters must "
-                "be leaf tensors: pass the tensors that it was computed from, or detach() it"
-            )
+        self._warned, self._calls = False, self.method.start
+        self._build_all()
+        own_values = {p: v for p, v in values.items() if isinstance(p, Tensor)}
+        checkpoint.fill_(self._buckets, own_values, self.state)
+        checkpoint.add_others_(self.state, values)
+        for bucket, its_history in zip(self._buckets, history, strict=True):
+            bucket.counters.history = its_history
+        self._bond, self._ready = binding.bind(self.param_groups, self.state), True

@@ -57,7 +57,9 @@ def held_piece(value: Tensor, p: Tensor) -> Tensor:
     assert isinstance(p, DTensor)
     mesh = p.device_mesh
     if isinstance(value, DTensor):
-        return value.redistribute(mesh, p.placements).to_local()
+        if value.device_mesh == mesh and value.placements == p.placements:
+            return value.to_local()
+        value = value.full_tensor()
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
     return value[shard_box(p.shape, tuple(mesh.shape), coordinate, p.placements)]

@@ -1,6 +1,6 @@
 """Buckets: blocks of the same shape share one tensor per kind of state."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..methods import Method
 from ..options import Options
-from .blocks import Local, Part, Route, by_parameter, together
+from .blocks import Local, Part, Route, by_parameter, is_sharded, together
 from .state import Counters, State
 
 
@@ -46,6 +46,8 @@ class Bucket:
         self.positions = by_parameter(self.blocks)
         self.several = any(block.total > 1 for block in route.blocks)  # of one parameter
         self.suffixes: Mapping[Tensor, str] = {}
+        # Whether other ranks have a part in what is kept, or in the parameters.
+        self.spread = route.team is not None or any(map(is_sharded, self.numbers))
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -109,12 +111,13 @@ class Bucket:
 
     def set_clock(self) -> None:
         """Let the host know t, and the state which bases have changed, after it was written."""
+        if self.state.step.is_meta:
+            return  # nothing was written
         if self.modes:
             computed = self.counters.named()["basis_computations"].amax(1) > 0
             self.state.turned.copy_(computed)
         self.clock = [int(t) for t in self.state.step.tolist()]
         self.skipped = [int(count) for count in self.state.skipped.tolist()]
-        self.counters.history.clear()
 
 
 class Batch(NamedTuple):
@@ -130,6 +133,32 @@ class Batch(NamedTuple):
     def alone(self) -> "list[Batch]":
         """Every part as a batch of its own."""
         return [Batch(p.state.step, p.state.skipped, [(b, p)]) for b, p in self.parts]
+
+
+Histories = dict[tuple[Tensor, int, int], deque[tuple[int, float, bool]]]
+
+
+def remembered(buckets: Sequence[Bucket]) -> Histories:
+    """The history of every factor, by parameter, block and mode."""
+    found = {}
+    for bucket in buckets:
+        for entry, history in bucket.counters.history.items():
+            position, k = divmod(entry, len(bucket.modes))
+            block = bucket.blocks[position]
+            found[block.parameter, block.number, k] = history
+    return found
+
+
+def remember_(
+    buckets: Sequence[Bucket], histories: Histories, heir_of: Mapping[Tensor, Tensor]
+) -> None:
+    """Give factors the history of those whose place they take."""
+    for bucket in buckets if histories else ():
+        for position, block in enumerate(bucket.blocks):
+            for k in range(len(bucket.modes)):
+                key = heir_of.get(block.parameter), block.number, k
+                if key in histories:
+                    bucket.counters.history[position * len(bucket.modes) + k] = histories[key]
 
 
 def suffix_(buckets: Sequence[Bucket]) -> None:

@@ -4,9 +4,10 @@ What is stored does not depend on how many ranks there were: per parameter one t
 each kind of state, a DTensor if the parameter is one.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +16,13 @@ from ..methods import Method
 from ..options import ADAM_KEYS
 from .blocks import called, is_sharded
 from .bucket import Bucket
+from .damage import check_values
+from .state import is_own
 
 State = dict[Tensor, dict[str, Tensor]]
+Shapes = dict[str, tuple[int, ...]]  # by name of an entry
 
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
-COUNTERS = ("basis_checks", "basis_computations", "basis_failures", "basis_waited")
 # What states of versions without a budget lack: it is zero then.
 OPTIONAL = ("basis_waited", "basis_spent")
 # Group keys that cannot be stored; a τ schedule, which is code, is the other.
@@ -27,20 +30,44 @@ WITHOUT_CODE = ("process_group",)
 
 
 def pack(
-    state_dict: dict[str, Any], params: Sequence[Tensor], buckets: Sequence[Bucket]
+    groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any], buckets: Sequence[Bucket]
 ) -> dict[str, Any]:
-    """Plain data: views that would drag a whole stack into the file are copied, and what is code is
-    left to the constructor of the optimizer that loads."""
-    state: State = {p: {} for bucket in buckets for p in bucket.parameters}
-    for p, values in (pair for bucket in buckets for pair in _stored(bucket)):
-        state[p].update(values)
-    indices = [index for group in state_dict["param_groups"] for index in group["params"]]
-    groups = [
-        {key: None if callable(v) or key in WITHOUT_CODE else v for key, v in group.items()}
-        for group in state_dict["param_groups"]
-    ]
-    packed = {i: state[p] for i, p in zip(indices, params, strict=True) if p in state}
-    return {**state_dict, "state": packed, "param_groups": groups}
+    """Plain data; what is code is left to the constructor of the optimizer that loads.
+
+    What users wrote into `state` goes along.
+    """
+    numbers: dict[int, int] = {}  # by id, which takes a fraction of the time
+    packed_groups, start = [], 0
+    for group in groups:
+        ids = list(map(id, group["params"]))
+        for index, p in enumerate(ids, start):
+            numbers.setdefault(p, index)
+        start += len(ids)
+        plain = {k: None if callable(v) or k in WITHOUT_CODE else v for k, v in group.items()}
+        packed_groups.append({**plain, "params": [numbers[p] for p in ids]})
+    packed: dict[Any, Any] = {}
+    for key, entry in collected(state, buckets).items():
+        packed[numbers[id(key)] if isinstance(key, Tensor) else key] = entry
+    return {"state": packed, "param_groups": packed_groups}
+
+
+def collected(state: Mapping[Any, Any], buckets: Sequence[Bucket]) -> dict[Any, Any]:
+    """Per parameter, what a checkpoint holds of it; ranks that share work all take part.
+
+    Entries are copies: a view would drag its whole stack into a file.
+    """
+
+    def copied(entry: object) -> object:
+        if not isinstance(entry, dict):
+            return entry
+        return {name: x.clone() if isinstance(x, Tensor) else x for name, x in entry.items()}
+
+    found: dict[Any, Any] = {key: copied(entry) for key, entry in state.items()}
+    for bucket in buckets:
+        if bucket.spread:
+            for p, values in _stored(bucket):
+                found[p].update(values)
+    return found
 
 
 def _stored(bucket: Bucket) -> list[tuple[Tensor, dict[str, Tensor]]]:
@@ -48,8 +75,9 @@ def _stored(bucket: Bucket) -> list[tuple[Tensor, dict[str, Tensor]]]:
     if bucket.elementwise:
         return [(p, {n: _own(view, p) for n, view in views.items()}) for p, views in bucket.views()]
     stored: State = {p: {} for p in bucket.parameters}
+    counted = bucket.counters.named()
     for name, stack in bucket.named().items():
-        small = stack.dim() == 1 or name in bucket.counters.named()
+        small = stack.dim() == 1 or name in counted
         for p, value in bucket.route.collect(stack, small).items():
             stored[p][bucket.named_as(name, p)] = value
     return list(stored.items())
@@ -95,9 +123,9 @@ def _is_state(state_dict: Mapping[str, Any]) -> bool:
     state, groups = state_dict.get("state"), state_dict.get("param_groups")
     return (
         isinstance(state, Mapping)
-        and all(isinstance(values, Mapping) for values in state.values())
         and isinstance(groups, list | tuple)
         and all(isinstance(g, Mapping) and isinstance(g.get("params"), list) for g in groups)
+        and all(isinstance(state.get(i, {}), Mapping) for g in groups for i in g["params"])
     )
 
 
@@ -112,24 +140,59 @@ def _taken(old: Mapping[str, Any]) -> dict[str, Any]:
     return taken
 
 
+class Loaded(NamedTuple):
+    """What a state says."""
+
+    state: State  # of every parameter
+    adam: bool  # whether it is AdamW's
+    extras: dict[Tensor, dict[str, Any]]  # entries of other tools
+    others: dict[Any, Any]  # what belongs to no parameter
+
+
 def read_state(
     state_dict: Mapping[str, Any],
     params: Sequence[Tensor],
     buckets: Sequence[Bucket],
     names: Mapping[Tensor, str],
-) -> tuple[State, bool]:
-    """What a state says of every parameter, and whether it is AdamW's; refused if it is unfit."""
-    state = state_dict["state"]
-    indices = [index for group in state_dict["param_groups"] for index in group["params"]]
-    saved = {p: state[i] for p, i in zip(params, indices, strict=True) if i in state}
-    _check_values(saved, state_dict["param_groups"], params, names)
-    if all("method" not in group for group in state_dict["param_groups"]):
-        _check_adam(saved, buckets, names)
-        return saved, True
-    expected = _expected(buckets)
-    for p in params:
-        shapes = expected.get(p, {})
-        found = {name: tuple(value.shape) for name, value in saved.get(p, {}).items()}
+) -> Loaded:
+    """Read and check a state; refused if it is unfit."""
+    state, groups = state_dict["state"], state_dict["param_groups"]
+    indices = [index for group in groups for index in group["params"]]
+    given = {p: state[i] for p, i in zip(params, indices, strict=True) if i in state}
+    others = {key: value for key, value in state.items() if key not in {*indices}}
+    if all("method" not in group for group in groups):
+        check_values(given, groups, params, names)
+        _check_adam(given, buckets, names)
+        return Loaded(given, True, {}, others)
+    saved = {p: {n: v for n, v in e.items() if is_own(n)} for p, e in given.items()}
+    more = [p for p, e in given.items() if len(saved[p]) < len(e)]
+    extras = {p: {n: v for n, v in given[p].items() if not is_own(n)} for p in more}
+    check_values(saved, groups, params, names)
+    shapes = expected(buckets)
+    for p, entries in saved.items():
+        for name, value in entries.items():
+            if not isinstance(value, Tensor):  # a step that is a number
+                shape = shapes.get(p, {}).get(name, ())
+                entries[name] = torch.full(shape, float(value), dtype=torch.float64)
+    check_fit({p: saved.get(p, {}) for p in params}, shapes, names, FIX)
+    return Loaded(saved, False, extras, others)
+
+
+FIX = (
+    "Load it into an optimizer with the same parameters and the same max_dim, merge_dims, "
+    "oversize, vectors, matrices, graft and correction"
+)
+
+
+def check_fit(
+    saved: State, wanted: Mapping[Tensor, Shapes], names: Mapping[Tensor, str], fix: str
+) -> None:
+    """Refuse a state whose entries have other names or shapes than expected."""
+    for p, values in saved.items():
+        shapes = wanted.get(p, {})
+        found = {name: tuple(value.shape) for name, value in values.items() if is_own(name)}
+        if found == shapes:
+            continue
         lacking = {n for n in shapes if n not in found and n.startswith(OPTIONAL)}
         differs = (n for n in {*shapes, *found} - lacking if shapes.get(n) != found.get(n))
         wrong = sorted(differs)
@@ -138,50 +201,24 @@ def read_state(
             raise ValueError(
                 f"the state of {called(p, names)} does not fit: {name!r} is "
                 f"{found.get(name, 'missing')} in the state and {shapes.get(name, 'absent')} "
-                "here. Load it into an optimizer with the same parameters and the same max_dim, "
-                "merge_dims, oversize, vectors, matrices, graft and correction"
+                f"here. {fix}"
             )
-    return saved, False
 
 
-def _check_values(
-    saved: Mapping[Tensor, Mapping[str, Any]],
-    groups: Sequence[Mapping[str, Any]],
-    params: Sequence[Tensor],
-    names: Mapping[Tensor, str],
-) -> None:
-    """Refuse entries that no run can have written: damaged, or of another kind."""
-    rules = [group.get("nonfinite") for group in groups for _ in group["params"]]
-    for p, rule in zip(params, rules, strict=True):
-        for name, value in saved.get(p, {}).items():
-            number = isinstance(value, int | float) and name == "step"  # AdamW of older versions
-            if number or (isinstance(value, Tensor) and is_sharded(value)):
-                continue  # ranks must not decide for themselves about their shards
-            fault = None
-            if not isinstance(value, Tensor):
-                fault = f"is a {type(value).__name__}, not a tensor"
-            elif rule is not None and value.is_floating_point() == name.startswith(COUNTERS):
-                fault = f"has the dtype {value.dtype}"
-            elif rule != "propagate" and not bool(torch.isfinite(value).all()):
-                fault = "has NaN or Inf"
-            if fault is not None:
-                raise ValueError(
-                    f"{name!r} in the state of {called(p, names)} {fault}; nothing was changed. "
-                    "The file is damaged or not from this library: load an older one"
-                )
-
-
-def _expected(buckets: Sequence[Bucket]) -> dict[Tensor, dict[str, tuple[int, ...]]]:
+def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:
     """Per parameter, the names and shapes of its state."""
-    shapes: dict[Tensor, dict[str, tuple[int, ...]]] = {}
+    found: dict[Tensor, Shapes] = defaultdict(dict)
     for bucket in buckets:
-        for p in bucket.parameters:
-            for name, stack in bucket.named().items():
-                shape: tuple[int, ...] = (len(bucket.numbers[p]), *stack.shape[1:])
-                if bucket.elementwise:
-                    shape = tuple(p.shape) if stack.dim() > 1 else ()
-                shapes.setdefault(p, {})[bucket.named_as(name, p)] = shape
-    return shapes
+        stacks = {name: tuple(stack.shape[1:]) for name, stack in bucket.named().items()}
+        for p, numbers in bucket.numbers.items():
+            blocks, suffix = (len(numbers),), bucket.suffixes.get(p, "")
+            if bucket.elementwise:
+                whole = tuple(p.shape)
+                shapes = {name: whole if rest else () for name, rest in stacks.items()}
+            else:
+                shapes = {name + suffix: blocks + rest for name, rest in stacks.items()}
+            found[p].update(shapes)
+    return found
 
 
 def _check_adam(
@@ -205,20 +242,27 @@ def _check_adam(
             )
 
 
-def fill_(buckets: Sequence[Bucket], state: State) -> None:
-    """Write a state into the stacks."""
-    for bucket, p in _in_order(buckets, state):
+def fill_(buckets: Sequence[Bucket], state: State, shown: Mapping[Any, Any]) -> None:
+    """Write a state into the stacks; where no other rank has a part, through what users see."""
+    spread = [bucket for bucket in buckets if bucket.spread]
+    shared = {p for bucket in spread for p in bucket.parameters}
+    for p, entries in state.items():
+        if p not in shared and p in shown:
+            for name, view in shown[p].items():
+                if name in entries:
+                    view.copy_(_whole(entries[name]))
+                elif is_own(name):
+                    view.zero_()
+    for bucket, p in _in_order(spread, state):
         for name, stack in bucket.named().items():
             stored = state[p].get(bucket.named_as(name, p))
-            if stored is None:
-                stack[bucket.positions.get(p, [])] = 0
-                continue
-            value = _here(stored, p, bucket)
+            value = None if stored is None else _here(stored, p, bucket)
             for position in bucket.positions.get(p, ()):
                 block, row = bucket.blocks[position], stack[position]
-                if not bucket.elementwise:
-                    number = bucket.route.mine[position]
-                    row.copy_(value[bucket.numbers[p].index(number)])
+                if value is None:
+                    row.zero_()
+                elif not bucket.elementwise:
+                    row.copy_(value[bucket.route.mine[position] - bucket.numbers[p][0]])
                 else:
                     (block.unmerged(row) if stack.dim() > 1 else row).copy_(value)
     for bucket in buckets:
@@ -258,12 +302,32 @@ def _in_order(buckets: Sequence[Bucket], state: State) -> Iterator[tuple[Bucket,
             yield bucket, p
 
 
+def _whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
+
+
 def _here(value: Tensor, p: Tensor, bucket: Bucket) -> Tensor:
     """What this rank needs of a stored value: all of it, or its piece of an element-wise one."""
-    if not bucket.elementwise:
-        return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
-    if not is_sharded(p) or value.dim() == 0:
+    if not (bucket.elementwise and is_sharded(p)):
+        return _whole(value)
+    if value.dim() == 0:
         return value
     from ..ranks.boxes import held_piece  # there are DTensors, so it is imported already
 
     return held_piece(value, p)
+
+
+def apart(entry: Any) -> Any:  # noqa: ANN401 - of `state`: a dictionary, or what others wrote
+    """An entry of `state` without the rest of the stacks that it shows."""
+    if not isinstance(entry, dict):
+        return entry
+    return {name: v.clone() if isinstance(v, Tensor) else v for name, v in entry.items()}
+
+
+def add_others_(state: dict[Any, Any], values: Mapping[Any, Any]) -> None:
+    """Write what other tools had in a state, beside what is ours."""
+    for key, entry in values.items():
+        if isinstance(key, Tensor):
+            state[key].update({n: v for n, v in entry.items() if not is_own(n)})
+        else:
+            state[key] = entry

@@ -4,11 +4,12 @@ Legend: N blocks of shape (d_1, …, d_k); dictionaries are keyed by mode; M̃ m
 factors, Q_i bases, Λ̂_i = Q_iᵀ L_i Q_i.
 """
 
+import re
 from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Any, Literal
 
@@ -22,6 +23,18 @@ Home = Literal["eigenbasis", "parameters"]
 
 # How many checks of a factor are remembered with record=True.
 HISTORY = 1000
+
+# The names that entries of `state[p]` have; users may add others, which are left alone.
+OWN_NAME = re.compile(
+    r"(step|skipped|exp_avg|exp_avg_sq|graft_avg_sq|full_matrix|(factor|basis|root)_\d+"
+    r"|criterion|basis_(checks|computations|failures|waited|work|spent))(\.\d+)?"
+)
+
+
+@cache
+def is_own(name: object) -> bool:
+    """Whether an entry of `state[p]` is the library's."""
+    return isinstance(name, str) and OWN_NAME.fullmatch(name) is not None
 
 
 @dataclass

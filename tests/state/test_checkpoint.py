@@ -271,3 +271,44 @@ def test_the_hooks_of_loading_and_saving_run():
     other.register_load_state_dict_pre_hook(other_lr)
     other.load_state_dict(optimizer.state_dict())
     assert other.param_groups[0]["lr"] == 0.25
+
+
+def test_what_hooks_write_into_a_state_survives():
+    optimizer, params, _ = trained("EShampoo", [(4, 4), (3,)], 3)
+    optimizer.register_state_dict_pre_hook(lambda o: o.state[params[0]].update(seen=7))
+    optimizer.register_state_dict_post_hook(lambda o, s: s["state"][1].update(exp_avg="mine"))
+    optimizer.register_state_dict_post_hook(lambda o, s: {**s, "more": 5})
+    saved = optimizer.state_dict()
+    assert saved["state"][0]["seen"] == 7
+    assert saved["state"][1]["exp_avg"] == "mine"
+    assert saved["more"] == 5
+    assert torch.is_tensor(optimizer.state[params[1]]["exp_avg"])
+
+
+def test_a_hook_may_write_an_entry_of_the_library():
+    optimizer, params, _ = trained("EShampoo", [(4, 4)], 3)
+    zeros = torch.zeros_like(optimizer.state[params[0]]["exp_avg"])
+    optimizer.register_state_dict_pre_hook(lambda o: o.state[params[0]].update(exp_avg=zeros))
+    assert not optimizer.state_dict()["state"][0]["exp_avg"].any()
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_a_state_whose_step_is_a_number_loads(kind):
+    optimizer, params, grads = trained("EShampoo", [(4, 4), (3,)], 5, frequency=3)
+    twin = copy.deepcopy(params)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for entries in saved["state"].values():
+        entries["step"] = kind(entries["step"].sum())
+    resumed = EShampoo(twin, frequency=3)
+    resumed.load_state_dict(saved)
+    run(optimizer, params, grads)
+    run(resumed, twin, grads)
+    assert_same([p.detach() for p in params], [p.detach() for p in twin])
+
+
+@pytest.mark.parametrize("step", [float("nan"), -1, True])
+def test_a_step_that_no_run_can_have_is_refused(step):
+    optimizer, *_ = trained("EShampoo", [(4, 4)], 2)
+    saved = optimizer.state_dict()
+    saved["state"][0]["step"] = step
+    refused(optimizer, saved, "'step'", "shape (4, 4)")

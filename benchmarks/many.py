@@ -1,0 +1,70 @@
+"""Many small parameters: how long building, saving and loading take beside AdamW.
+
+    python -m benchmarks.many [--counts 2500 5000 10000]
+
+Times are the best of three; all of them come from one process, so that their ratios mean something.
+"""
+
+import argparse
+import copy
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from eshampoo import EShampoo
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "AdamW": torch.optim.AdamW,
+    "EShampoo": EShampoo,
+}
+# AdamW makes its state at the first step, EShampoo in its constructor.
+ACTIONS = ("build and first step", "step", "state_dict", "load")
+
+
+def best(action: Callable[[], object], repeats: int = 3) -> float:
+    """The least number of seconds."""
+    found = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        action()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def measure(make: Callable[..., torch.optim.Optimizer], count: int) -> dict[str, float]:
+    """Seconds for each action, with matrices 8 × 8 and vectors of 8 in turn."""
+    shapes: list[tuple[int, ...]] = [(8, 8), (8,)]
+    params = [nn.Parameter(torch.randn(shapes[i % 2])) for i in range(count)]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    optimizer = make(params)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    actions: Sequence[Callable[[], object]] = (
+        lambda: make(params).step(),
+        optimizer.step,
+        optimizer.state_dict,
+        lambda: optimizer.load_state_dict(saved),
+    )
+    return {name: best(action) for name, action in zip(ACTIONS, actions, strict=True)}
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--counts", type=int, nargs="+", default=[2500, 5000, 10000])
+    counts = parser.parse_args().counts
+    print("| parameters | | " + " | ".join(ACTIONS) + " |")
+    print("|---|---|" + "---|" * len(ACTIONS))
+    for count in counts:
+        seconds = {name: measure(make, count) for name, make in OPTIMIZERS.items()}
+        for name, its in seconds.items():
+            print(f"| {count} | {name} | " + " | ".join(f"{its[a]:.3g}" for a in ACTIONS) + " |")
+        ratios = [seconds["EShampoo"][a] / seconds["AdamW"][a] for a in ACTIONS]
+        print(f"| {count} | ratio | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Places in which an optimizer may find itself: inference mode, other processes, fake tensors."""
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from cases import METHODS, assert_same, feed, parameters, problem, run
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from eshampoo import EShampoo
+
+SHAPES = [(4, 4), (5, 3), (3,)]
+
+
+@pytest.mark.parametrize("where", ["construction", "a step", "loading"])
+@pytest.mark.parametrize("method", METHODS)
+def test_inference_mode_leaves_nothing_behind(method, where):
+    tensors, grads = problem(SHAPES, 6)
+    params, twin = parameters(tensors), parameters(tensors)
+    with torch.inference_mode(where == "construction"):
+        optimizer = METHODS[method](params, frequency=1)
+    for t, step in enumerate(grads):
+        feed(params, step)
+        with torch.inference_mode(where == "a step" and t in (0, 3)):
+            optimizer.step()
+        with torch.inference_mode(where == "loading"):
+            optimizer.load_state_dict(optimizer.state_dict())
+    run(METHODS[method](twin, frequency=1), twin, grads)
+    assert_same([p.detach() for p in params], [p.detach() for p in twin])
+
+
+def test_parameters_made_in_inference_mode_are_refused():
+    with torch.inference_mode():
+        net = nn.Linear(3, 2)
+    with pytest.raises(RuntimeError, match=r"'weight'.*inference_mode"):
+        EShampoo(net.named_parameters())
+
+
+def test_fake_tensors_are_refused():
+    with FakeTensorMode():
+        net = nn.Linear(3, 2)
+        with pytest.raises(NotImplementedError, match=r"'weight'.*meta device"):
+            EShampoo(net.named_parameters())
+
+
+def test_on_the_meta_device_the_size_of_the_state_is_known():
+    sizes = []
+    for device in ("meta", "cpu"):
+        net = nn.Linear(40, 30, device=device)
+        entries = EShampoo(net.parameters()).state_dict()["state"].values()
+        sizes.append([v.nbytes for entry in entries for v in entry.values()])
+    assert sizes[0] == sizes[1]
+
+
+def train(net, optimizer, steps):
+    X = torch.linspace(-1, 1, 24).view(4, 6)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(X).square().mean().backward()
+        optimizer.step()
+
+
+def elsewhere(net, optimizer, pipe):
+    torch.set_num_threads(1)
+    train(net, optimizer, 3)
+    pipe.send([p.detach().tolist() for p in net.parameters()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [0, 4])
+def test_model_and_optimizer_go_to_a_spawned_process_and_train_there(steps):
+    def made():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        optimizer = EShampoo(net.parameters(), frequency=2)
+        train(net, optimizer, steps)
+        optimizer.zero_grad()
+        return net, optimizer
+
+    here, there = made(), made()
+    spawn = mp.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=elsewhere, args=(*there, theirs))
+    process.start()
+    assert ours.poll(120)
+    found = ours.recv()
+    process.join()
+    train(*here, 3)
+    assert [p.detach().tolist() for p in here[0].parameters()] == found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_lr_is_looked_at_before_the_parameters(method):
+    with pytest.raises(ValueError, match="lr"):
+        METHODS[method](None, lr=-1e-3)
