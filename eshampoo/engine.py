@@ -17,6 +17,7 @@ from .state.bucket import Batch, Bucket, batches
 from .state.build import build
 from .state.checkpoint import fill_, fill_from_adam_, pack, read_groups, read_state
 from .step.nonfinite import ask, check_gradients, warn_of
+from .step.precision import guarded
 from .step.step import take_step
 from .step.task import plan
 
@@ -145,7 +146,9 @@ class EigenbasisOptimizer(Optimizer):
         check_gradients(self.param_groups, options, self._teams, self._names)
         tasks = plan(self._buckets, options, ask(self._voters, options))
         self._calls += 1
-        failures, skipped = take_step(tasks, self._batches)
+        devices = {batch.step.device.type for batch in self._batches}
+        with guarded(devices, any(o.precision == "highest" for o in options)):
+            failures, skipped = take_step(tasks, self._batches)
         if skipped and not self._warned:
             self._warned = True
             warn_of(skipped, self._names())

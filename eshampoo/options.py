@@ -25,6 +25,7 @@ Matrices = Literal["kronecker", "adam"]
 Oversize = Literal["split", "identity"]
 Merge = bool | Literal["kernel"]
 NonFinite = Literal["skip", "raise", "propagate"]
+Precision = Literal["highest", "inherit"]
 Variant = Literal["shampoo", "shampoo2"]
 Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
 GraftScope = Literal["block", "parameter"]
@@ -163,6 +164,8 @@ class Options:
         process_group: share work and state over this group of `torch.distributed`.
         nonfinite: a gradient with NaN or Inf: "skip" leaves its block out of the step, "raise"
             raises before anything has changed, "propagate" takes it as it is.
+        precision: of the products in a step: "highest", full float32 whatever the process is set
+            to (no TF32), or "inherit", as it is set; one group with "highest" is enough.
         max_failures: how many failed decompositions of one factor in a row are an error.
         record: keep the history of the criterion for `basis_report()`.
     """
@@ -197,6 +200,7 @@ class Options:
     maximize: bool = keyword(False, SWITCH)
     process_group: "ProcessGroup | None" = keyword(None, ANYTHING)
     nonfinite: NonFinite = keyword("skip", one_of(NonFinite))
+    precision: Precision = keyword("highest", one_of(Precision))
     max_failures: int = keyword(3, COUNT)
     record: bool = keyword(False, SWITCH)
     # β3, or β2 if β3 is None; known to the options of a step.

@@ -202,6 +202,7 @@ KEYWORDS = {
     "maximize": switch(live={"maximize": {"maximize": True}}),
     "process_group": Keyword((None,)),
     "nonfinite": choice("skip", "raise", "propagate", bad="ignore"),
+    "precision": choice("highest", "inherit", bad="high"),
     "max_failures": Keyword((1, 3), ((0, "at least 1"),)),
     "record": switch(),
     # Shampoo's own.
