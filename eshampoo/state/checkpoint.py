@@ -128,6 +128,8 @@ def read_state(
         return saved, True
     expected = _expected(buckets)
     for p in params:
+        if not p.requires_grad and not saved.get(p):
+            continue  # torch leaves frozen parameters out of flat states
         shapes = expected.get(p, {})
         found = {name: tuple(value.shape) for name, value in saved.get(p, {}).items()}
         lacking = {n for n in shapes if n not in found and n.startswith(OPTIONAL)}

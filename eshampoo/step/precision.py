@@ -13,10 +13,10 @@ import torch
 
 # Since torch 2.9: the settings of backends, and what each of them follows while it says "none".
 _BACKENDS: tuple[tuple[Any, Any], ...] = ()
-if torch.__version__ >= (2, 9):
+if torch.__version__ >= "2.9":
     _BACKENDS = (
         (torch.backends.cuda.matmul, torch.backends.cudnn),
-        (torch.backends.mkldnn.matmul, torch.backends.mkldnn),
+        (torch.backends.mkldnn.matmul, torch.backends.mkldnn),  # type: ignore[attr-defined]
     )
 
 _lock = Lock()
