@@ -76,6 +76,8 @@ class EigenbasisOptimizer(Optimizer):
         """Create the buckets and the state of one group, eagerly, so that checkpoints see it."""
         group, names = self.param_groups[index], self._names()
         o = self.options.of(group)
+        # Numbers of other libraries become Python's, which files can hold.
+        group.update({name: getattr(o, name) for name in offered(self.options)})
         params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
         for p in group["params"]:
             if not p.is_floating_point():
@@ -94,7 +96,7 @@ class EigenbasisOptimizer(Optimizer):
             if p in plain and is_sharded(p):
                 self._voters.setdefault(team, []).append((index, p))
         for p in params:
-            self.state[p] = {}  # a rank without a block of p has an entry too: checkpoints ask
+            self.state[p] = {}
         for bucket in buckets:
             for p, views in bucket.views():
                 self.state[p].update(views)
