@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from .math.foreach import not_compiled
 from .methods import Method
 from .options import Options, described, offered
 from .report import FactorReport, factor_reports
@@ -130,6 +131,7 @@ class EigenbasisOptimizer(Optimizer):
 
     # ---------------------------------------------------------------- the step
 
+    @not_compiled
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
