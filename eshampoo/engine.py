@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from .math.foreach import not_compiled
 from .methods import Method
 from .options import Options, described, offered
 from .report import FactorReport, factor_reports
@@ -20,6 +21,7 @@ from .state.blocks import Failure, called, is_sharded
 from .state.bucket import Batch, Bucket, batches, remember_, remembered
 from .state.build import build
 from .step.nonfinite import ask, check_gradients, warn_of
+from .step.precision import guarded
 from .step.step import take_step
 from .step.task import plan
 
@@ -87,6 +89,8 @@ class EigenbasisOptimizer(Optimizer):
         group = self.param_groups[index]
         names = binding.named([group])
         o = self.options.of(group)
+        # Numbers of other libraries become Python's, which files can hold.
+        group.update({name: getattr(o, name) for name in offered(self.options)})
         params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
         binding.check_kinds(group["params"], names)
         teams = self._find_teams(params, o, index)
@@ -100,7 +104,7 @@ class EigenbasisOptimizer(Optimizer):
             if p in plain and is_sharded(p):
                 self._voters.setdefault(team, []).append((index, p))
         for p in params:
-            self.state[p] = {}  # a rank without a block of p has an entry too: checkpoints ask
+            self.state[p] = {}
         for bucket in buckets:
             for p, views in bucket.views():
                 self.state[p].update(views)
@@ -199,6 +203,7 @@ class EigenbasisOptimizer(Optimizer):
 
     # ---------------------------------------------------------------- the step
 
+    @not_compiled
     @torch.inference_mode(False)  # what is kept must not be an inference tensor
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -221,7 +226,9 @@ class EigenbasisOptimizer(Optimizer):
         check_gradients(self.param_groups, options, self._teams, self._names)
         tasks = plan(self._buckets, options, ask(self._voters, options))
         self._calls += 1
-        failures, skipped = take_step(tasks, self._batches)
+        devices = {batch.step.device.type for batch in self._batches}
+        with guarded(devices, any(o.precision == "highest" for o in options)):
+            failures, skipped = take_step(tasks, self._batches)
         if skipped and not self._warned:
             self._warned = True
             warn_of(skipped, self._names())

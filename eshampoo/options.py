@@ -9,12 +9,32 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor
 
 from .checks import Every, WhenNew, when_new
 from .math.solvers import Slots, Solver
+from .rules import (
+    ABOVE_0,
+    ANYTHING,
+    AT_LEAST_0,
+    AT_LEAST_0_OR_NONE,
+    BELOW_1,
+    COUNT,
+    FREQUENCY,
+    LR,
+    PAIR,
+    POSITIVE_OR_NONE,
+    SHARE,
+    SHARE_OR_NONE,
+    SWITCH,
+    TAU,
+    Rule,
+    one_of,
+    only_false,
+    plain,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -25,6 +45,7 @@ Matrices = Literal["kronecker", "adam"]
 Oversize = Literal["split", "identity"]
 Merge = bool | Literal["kernel"]
 NonFinite = Literal["skip", "raise", "propagate"]
+Precision = Literal["highest", "inherit"]
 Variant = Literal["shampoo", "shampoo2"]
 Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
 GraftScope = Literal["block", "parameter"]
@@ -38,70 +59,9 @@ ADAM_KEYS = ("lr", "betas", "eps", "weight_decay", "maximize")
 
 # Group keys that torch, its schedulers and known frameworks write; no step reads them.
 FOREIGN_KEYS = {
-    "params", "param_names", "method", "initial_lr", "kind", "name", "foreach", "fused",
-    "capturable", "differentiable", "amsgrad", "decoupled_weight_decay", "lr_scale", "swa_lr",
-    "max_lr", "min_lr", "base_momentum", "max_momentum",
+    "params", "param_names", "method", "initial_lr", "kind", "name", "decoupled_weight_decay",
+    "lr_scale", "swa_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",
 }  # fmt: skip
-
-
-# -------------------------------------------------------------------- rules
-
-
-class Rule(NamedTuple):
-    """What a value must be, as a test and in words."""
-
-    holds: Callable[[Any], bool]
-    words: str
-
-    def check(self, name: str, value: object) -> None:
-        """Refuse a value with the usual error."""
-        if not self.holds(value):
-            raise ValueError(
-                f"{name}={value!r} is not valid: {self.words}. Pass such a value to the "
-                f"constructor or write it into the param group"
-            )
-
-
-def number(value: object) -> float:
-    """The value, or NaN, which no rule admits, if it is not a number."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else math.nan  # type: ignore[arg-type]
-
-
-def one_of(words: object, *more: object) -> Rule:
-    """One of the words of a Literal."""
-    allowed = (*more, *get_args(words))
-    return Rule(lambda v: v in allowed, f"it must be one of {', '.join(map(repr, allowed))}")
-
-
-def _is_lr(value: object) -> bool:
-    return value.numel() == 1 if isinstance(value, Tensor) else 0 <= number(value) < math.inf
-
-
-ANYTHING = Rule(lambda _: True, "")
-AT_LEAST_0 = Rule(lambda v: 0 <= number(v) < math.inf, "it must be at least 0")
-AT_LEAST_0_OR_NONE = Rule(lambda v: v is None or AT_LEAST_0.holds(v), AT_LEAST_0.words)
-BELOW_1 = Rule(lambda v: 0 <= number(v) < 1, "it must lie in [0, 1)")
-SHARE = Rule(lambda v: 0 <= number(v) <= 1, "it must lie in [0, 1]")
-POSITIVE_OR_NONE = Rule(
-    lambda v: v is None or 0 < number(v) < math.inf, "it must be None or more than 0"
-)
-SHARE_OR_NONE = Rule(lambda v: v is None or SHARE.holds(v), SHARE.words)
-LR = Rule(_is_lr, "it must be at least 0, and a tensor must have one element")
-PAIR = Rule(lambda v: isinstance(v, tuple | list) and len(v) == 2, "it must be a pair (β1, β2)")
-TAU = Rule(
-    lambda v: callable(v) or number(v) >= 0,
-    "it must be a number of at least 0 (0 recomputes at every check, 1 never)",
-)
-COUNT = Rule(
-    lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1,
-    "it must be a whole number of at least 1",
-)
-FREQUENCY = Rule(
-    lambda v: v == "auto" or COUNT.holds(v), "it must be 'auto' or a whole number of at least 1"
-)
-ABOVE_0 = Rule(lambda v: 0 < number(v) <= 1, "it must lie in (0, 1]")
-SWITCH = Rule(lambda v: isinstance(v, bool), "it must be True or False")
 
 
 def keyword(default: T, rule: Rule) -> T:
@@ -163,8 +123,15 @@ class Options:
         process_group: share work and state over this group of `torch.distributed`.
         nonfinite: a gradient with NaN or Inf: "skip" leaves its block out of the step, "raise"
             raises before anything has changed, "propagate" takes it as it is.
+        precision: of the products in a step: "highest", full float32 whatever the process is set
+            to (no TF32), or "inherit", as it is set; one group with "highest" is enough.
         max_failures: how many failed decompositions of one factor in a row are an error.
         record: keep the history of the criterion for `basis_report()`.
+        foreach: None or False, for programs that pass it to every optimizer; as the next four.
+        fused: None or False.
+        capturable: None or False.
+        differentiable: None or False.
+        amsgrad: None or False.
     """
 
     lr: float | Tensor = keyword(1e-3, LR)
@@ -197,8 +164,22 @@ class Options:
     maximize: bool = keyword(False, SWITCH)
     process_group: "ProcessGroup | None" = keyword(None, ANYTHING)
     nonfinite: NonFinite = keyword("skip", one_of(NonFinite))
+    precision: Precision = keyword("highest", one_of(Precision))
     max_failures: int = keyword(3, COUNT)
     record: bool = keyword(False, SWITCH)
+    foreach: bool | None = keyword(
+        None, only_false("a step works on stacks of blocks, which is what foreach is for")
+    )
+    fused: bool | None = keyword(None, only_false("there is no fused kernel for a step"))
+    capturable: bool | None = keyword(
+        None, only_false("a check reads from the device, which a CUDA graph cannot capture")
+    )
+    differentiable: bool | None = keyword(
+        None, only_false("a step writes in place and cannot be differentiated")
+    )
+    amsgrad: bool | None = keyword(
+        None, only_false("a largest second moment has no meaning in a basis that changes")
+    )
     # β3, or β2 if β3 is None; known to the options of a step.
     beta_scale: float = field(default=math.nan, init=False)
     # Whether the criterion is evaluated at step t; known to the options of a step.
@@ -214,7 +195,7 @@ class Options:
                     f"a param group has the key {key!r}, which is no keyword of this optimizer: "
                     f"{hint} Write the keyword, or rename the key if it is meant for other code"
                 )
-        options = cls(**{name: group[name] for name in own if name in group})
+        options = cls(**{name: _RULES[name].read(group[name]) for name in own if name in group})
         for name, rule in _RULES.items():
             rule.check(name, getattr(options, name))
         beta1, beta2 = options.betas
@@ -271,7 +252,7 @@ class Options:
         """τ at step t."""
         if not callable(self.tau):
             return self.tau
-        value = self.tau(step)
+        value = plain(self.tau(step))
         TAU.check(f"tau({step})", value)
         return float(value)
 

@@ -46,6 +46,8 @@ FIRST_IS_FAST = ["EShampoo", *(pytest.param(m, marks=pytest.mark.slow) for m in 
 CORRECTED = ("EShampoo", "FullMatrixAdam")
 NAN = float("nan")
 ABSENT = object()
+# Switches of torch's own optimizers, which are taken but cannot be on.
+OF_TORCH = ("foreach", "fused", "capturable", "differentiable", "amsgrad")
 
 
 class Keyword(NamedTuple):
@@ -205,8 +207,14 @@ KEYWORDS = {
     "maximize": switch(live={"maximize": {"maximize": True}}),
     "process_group": Keyword((None,)),
     "nonfinite": choice("skip", "raise", "propagate", bad="ignore"),
+    "precision": choice("highest", "inherit", bad="high"),
     "max_failures": Keyword((1, 3), ((0, "at least 1"),)),
     "record": switch(),
+    "foreach": Keyword((None, False), ((True, "stacks"),)),
+    "fused": Keyword((None, False), ((True, "no fused kernel"),)),
+    "capturable": Keyword((None, False), ((True, "CUDA graph"),)),
+    "differentiable": Keyword((None, False), ((True, "in place"),)),
+    "amsgrad": Keyword((None, False), ((True, "second moment"),)),
     # Shampoo's own.
     "variant": choice(
         "shampoo",

@@ -22,7 +22,16 @@ from dataclasses import dataclass, field
 
 import oracles
 import torch
-from cases import ALL, BALANCED, KEYWORDS, METHODS, full_rank_after, keywords_of, live_changes
+from cases import (
+    ALL,
+    BALANCED,
+    KEYWORDS,
+    METHODS,
+    OF_TORCH,
+    full_rank_after,
+    keywords_of,
+    live_changes,
+)
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -80,7 +89,7 @@ DRAWN = {
     for method in METHODS
 }
 # These keywords do nothing to finite gradients, and the oracles do not have them.
-WITHOUT_EFFECT = ("nonfinite", "max_failures", "record")
+WITHOUT_EFFECT = ("nonfinite", "precision", "max_failures", "record", *OF_TORCH)
 EVERYONES = [keyword for keyword in KEYWORDS.values() if keyword.methods == ALL]
 CHANGES = st.sampled_from(
     [{}, {}, *live_changes(EVERYONES).values(), {"tau": 0.15}, {"tau": 0.0, "frequency": 1}]

@@ -96,7 +96,7 @@ def test_a_misspelt_key_of_a_group_is_refused_and_nothing_changes(key):
 
 def test_keys_of_torch_and_of_frameworks_may_be_in_a_group():
     (p,) = parameters([torch.ones(3, 3)])
-    keys = {"initial_lr": 1e-3, "kind": "head", "foreach": None, "fused": None, "max_lr": 0.1}
+    keys = {"initial_lr": 1e-3, "kind": "head", "max_lr": 0.1}
     optimizer = EShampoo([{"params": [p], **keys, "my_note": "first layer", "lr_scale": 0.5}])
     feed([p], [torch.ones(3, 3)])
     optimizer.step()

@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import oracles
 import pytest
 import torch
@@ -12,6 +13,7 @@ from cases import (
     COMMON,
     KEYWORDS,
     METHODS,
+    OF_TORCH,
     Pair,
     assert_close,
     assert_same,
@@ -24,6 +26,7 @@ from cases import (
     run,
     snapshot,
     thinned,
+    through_a_file,
     trained,
 )
 
@@ -101,6 +104,82 @@ def test_a_value_of_the_wrong_kind_is_named(name, value):
     with pytest.raises((ValueError, TypeError)) as error:
         EShampoo(parameters([torch.ones(2)]), **{name: value})
     assert name in str(error.value)
+
+
+@pytest.mark.parametrize("value", [None, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_switches_of_torch_that_are_off_are_taken_by_constructor_and_group(method, value):
+    p, q = parameters([torch.ones(3, 3), torch.ones(2, 2)])
+    switches = dict.fromkeys(OF_TORCH, value)
+    optimizer = METHODS[method]([p], **switches)
+    optimizer.add_param_group({"params": [q], **switches})
+    feed([p, q], [torch.ones(3, 3), torch.ones(2, 2)])
+    optimizer.step()
+    assert all(group[name] is value for group in optimizer.param_groups for name in OF_TORCH)
+
+
+NUMBERS = [
+    ("lr", np.float32(0.5), 0.5),
+    ("lr", np.float64(0.5), 0.5),
+    ("betas", (np.float32(0.5), np.float64(0.75)), (0.5, 0.75)),
+    ("betas", [torch.tensor(0.5), 0.75], (0.5, 0.75)),
+    ("eps", torch.tensor(0.5), 0.5),
+    ("weight_decay", np.int64(1), 1),
+    ("tau", np.float32(0.25), 0.25),
+    ("tau", torch.tensor(0.25), 0.25),
+    ("frequency", 10.0, 10),
+    ("frequency", np.int64(10), 10),
+    ("frequency", np.float32(10), 10),
+    ("frequency", torch.tensor(10), 10),
+    ("max_dim", 64.0, 64),
+    ("budget", np.float64(0.5), 0.5),
+    ("beta3", np.float32(0.5), 0.5),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), NUMBERS)
+def test_numbers_of_other_libraries_are_numbers(name, value, expected):
+    (p,) = parameters([torch.ones(3, 3)])
+    for build in (
+        lambda: EShampoo([p], **{name: value}),
+        lambda: EShampoo([{"params": [p], name: value}]),
+    ):
+        optimizer = build()
+        found = optimizer.param_groups[0][name]
+        assert found == expected
+        assert type(found) is type(expected)
+        p.grad = torch.ones(3, 3)
+        optimizer.step()
+        through_a_file(optimizer.state_dict())
+    optimizer.param_groups[0][name] = value  # as a scheduler may write it
+    optimizer.step()
+    assert optimizer.state[p]["step"].item() == 2
+
+
+def test_a_schedule_may_return_numbers_of_other_libraries():
+    tensors, grads = problem([(4, 4)], 4)
+    for number in (np.float32, torch.tensor):
+        params = parameters(tensors)
+        optimizer = EShampoo(params, frequency=2, tau=lambda t, number=number: number(0.25))
+        run(optimizer, params, grads)
+        assert optimizer.basis_report()[0].checks == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("lr", "1e-3"), ("frequency", "10"), ("eps", "1E-8")])
+def test_a_number_in_quotes_is_refused_as_a_string(name, value):
+    with pytest.raises(ValueError, match="is a string, not a number") as error:
+        EShampoo(parameters([torch.ones(2, 2)]), **{name: value})
+    assert f"{name}={value!r}" in str(error.value)
+    with pytest.raises(ValueError) as error:
+        EShampoo(parameters([torch.ones(2, 2)]), betas=(0.9, "0.99"))
+    assert "betas[1]='0.99'" in str(error.value)
+    assert "is a string" in str(error.value)
+
+
+def test_a_word_is_no_number_in_quotes():
+    with pytest.raises(ValueError) as error:
+        EShampoo(parameters([torch.ones(2, 2)]), solver="jacobi")
+    assert "string" not in str(error.value)
 
 
 @pytest.mark.parametrize(("name", "value"), FIXED)

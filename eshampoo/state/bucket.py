@@ -85,13 +85,17 @@ class Bucket:
         return name + self.suffixes.get(p, "")
 
     def views(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Per parameter, its views of every stack; those without a basis look like torch's."""
+        """Per parameter, its views of every stack; those without a basis look like torch's.
+
+        A rank that owns no block of a parameter has views of none: all ranks show the same names.
+        """
         named = self.named()
-        for p, positions in self.positions.items():
-            run = slice(positions[0], positions[-1] + 1)
+        for p in self.parameters:
+            positions = self.positions.get(p)
+            run = slice(positions[0], positions[-1] + 1) if positions else slice(0)
             views = {name: stack[run] for name, stack in named.items()}
             if self.elementwise:
-                block = self.blocks[positions[0]]
+                block = self.blocks[run.start]
                 views = {
                     name: block.unmerged(view[0]) if view.dim() > 1 else view.view(())
                     for name, view in views.items()

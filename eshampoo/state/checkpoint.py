@@ -191,8 +191,8 @@ def check_fit(
     for p, values in saved.items():
         shapes = wanted.get(p, {})
         found = {name: tuple(value.shape) for name, value in values.items() if is_own(name)}
-        if found == shapes:
-            continue
+        if found == shapes or (not found and not p.requires_grad):
+            continue  # torch leaves frozen parameters out of flat states
         lacking = {n for n in shapes if n not in found and n.startswith(OPTIONAL)}
         differs = (n for n in {*shapes, *found} - lacking if shapes.get(n) != found.get(n))
         wrong = sorted(differs)
