@@ -6,11 +6,14 @@ torchrun --standalone --nproc-per-node 2 examples/train_lightning.py
 
 import logging
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
 import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -63,15 +66,15 @@ def loader() -> DataLoader[tuple[Tensor, ...]]:
     return DataLoader(TensorDataset(x, y), batch_size=32)
 
 
-def make_trainer(steps: int) -> lightning.Trainer:
+def make_trainer(epochs: int, folder: Path) -> lightning.Trainer:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     return lightning.Trainer(
-        max_steps=steps,
-        accelerator="cpu",
+        max_epochs=epochs,
+        accelerator="auto" if torch.cuda.is_available() else "cpu",
         devices=ranks,
         strategy="ddp" if ranks > 1 else "auto",
+        callbacks=[ModelCheckpoint(folder, "{epoch}", save_top_k=-1)],
         logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
@@ -79,12 +82,14 @@ def make_trainer(steps: int) -> lightning.Trainer:
 
 def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    for kind in (Automatic, Manual):
-        trainer, module = make_trainer(80), kind()
-        trainer.fit(module, loader())
-        if trainer.is_global_zero:
-            losses = module.losses
-            print(f"{kind.__name__}: loss {losses[0]:.4f} -> {losses[-1]:.4f}")
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in (Automatic, Manual):
+            trainer, module = make_trainer(10, Path(folder, kind.__name__)), kind()
+            # Give ckpt_path=… of a checkpoint to go on from it, bit for bit.
+            trainer.fit(module, loader())
+            if trainer.is_global_zero:
+                losses = module.losses
+                print(f"{kind.__name__}: loss {losses[0]:.4f} -> {losses[-1]:.4f}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import os
 import runpy
 import sys
 import traceback
-from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -52,7 +51,7 @@ def module(name):
 def weights(model):
     """Whole tensors of a model, also of one that is sharded."""
     return {
-        name: deepcopy(p.full_tensor() if isinstance(p, dist.tensor.DTensor) else p).detach()
+        name: (p.full_tensor() if isinstance(p, dist.tensor.DTensor) else p).detach().clone()
         for name, p in model.named_parameters()
     }
 
@@ -99,21 +98,17 @@ def lightning_resumes(folder):
     trained = module("train_lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     for kind in (trained.Automatic, trained.Manual):
-        through = kind()
-        trained.make_trainer(32).fit(through, trained.loader())
-        stopped, trainer = kind(), trained.make_trainer(16)
-        trainer.fit(stopped, trained.loader())
-        path = folder / f"{kind.__name__}.ckpt"
-        trainer.save_checkpoint(path)
-        resumed, trainer = kind(), trained.make_trainer(32)
+        through, saved = kind(), folder / kind.__name__
+        trained.make_trainer(4, saved).fit(through, trained.loader())
+        resumed, trainer = kind(), trained.make_trainer(4, folder / "again")
+        path = saved / "epoch=1.ckpt"
         trainer.fit(resumed, trained.loader(), ckpt_path=path, weights_only=True)
-        assert len(stopped.losses) == len(resumed.losses) == 16
-        assert stopped.losses + resumed.losses == through.losses
+        half = len(through.losses) // 2
+        assert resumed.losses == through.losses[half:]
         same(weights(through), weights(resumed))
-        (optimizer,) = trainer.optimizers
-        reports = optimizer.basis_report()
+        reports = trainer.optimizers[0].basis_report()  # of the blocks that this rank owns
         assert {report.name for report in reports} <= {"net.0.weight", "net.2.weight"}
-        assert all(report.checks == 3 for report in reports)
+        assert all(report.checks == len(through.losses) // 10 for report in reports)
 
 
 # Accelerate ---------------------------------------------------------------------------------------
