@@ -10,7 +10,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from accelerate import (
+    Accelerator,
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    PartialState,
+)
 from torch import Tensor, nn
 
 from eshampoo import EShampoo
@@ -34,7 +39,8 @@ def make_accelerator(shard: bool) -> Accelerator:
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if shard else None
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), fsdp_plugin=plugin)
     if shard and accelerator.device.type == "cpu":
-        # Accelerate takes the plugin on GPUs only; on a CPU, its state has to be told.
+        # Accelerate takes the plugin on GPUs only; on a CPU, its states have to be told.
+        PartialState().distributed_type = DistributedType.FSDP
         accelerator.state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = plugin
     return accelerator

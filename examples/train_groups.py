@@ -25,10 +25,11 @@ def main() -> None:
         },
     )
     optimizer = EShampoo(groups, lr=1e-2, weight_decay=0.01, frequency=10)
+    criterion = nn.CrossEntropyLoss()
     losses: list[float] = []
     for _ in range(100):
         x = torch.randint(TOKENS, (128, 2))
-        loss = nn.functional.cross_entropy(model(x), (x[:, 0] + 1) % TOKENS)
+        loss = criterion(model(x), (x[:, 0] + 1) % TOKENS)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

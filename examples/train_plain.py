@@ -5,6 +5,7 @@ python examples/train_plain.py
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ def train(path: Path, steps: int, stop: int | None = None) -> list[float]:
     optimizer = EShampoo(model.named_parameters(), lr=1e-2, frequency=10)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     losses: list[float] = []
     if path.exists():
         saved = torch.load(path, weights_only=True)

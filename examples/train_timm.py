@@ -3,10 +3,16 @@
 python examples/train_timm.py
 """
 
-import timm
+import timm  # pyright: ignore[reportMissingImports]
 import torch
-from timm.optim import OptimInfo, create_optimizer_v2
-from timm.optim._optim_factory import default_registry  # timm's scripts look names up here
+from timm.optim import (  # pyright: ignore[reportMissingImports]
+    OptimInfo,
+    create_optimizer_v2,
+)
+from timm.optim._optim_factory import (  # pyright: ignore[reportMissingImports]
+    default_registry,  # timm's scripts look names up here
+)
+from torch import nn
 
 from eshampoo import EShampoo, name_parameters
 
@@ -34,9 +40,10 @@ def main() -> None:
     images = 0.5 * torch.randn(64, 3, 32, 32)
     for image, label in zip(images, labels.tolist(), strict=True):
         image[:, 16 * (label // 2) :, 16 * (label % 2) :][:, :16, :16] += 1
+    criterion = nn.CrossEntropyLoss()
     losses: list[float] = []
     for _ in range(30):
-        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss = criterion(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -25,7 +25,10 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
         print("there is no device to offload from")
         return EShampoo(model.parameters(), lr=1e-2, frequency=10)
     # An EShampoo for every parameter of at least `minimal_size` elements, and one for the rest.
-    return CPUOffloadOptimizer(model.parameters(), EShampoo, lr=1e-2, frequency=10)
+    offloaded: torch.optim.Optimizer = CPUOffloadOptimizer(
+        model.parameters(), EShampoo, lr=1e-2, frequency=10
+    )
+    return offloaded
 
 
 def main() -> None:

@@ -117,23 +117,26 @@ def lightning_resumes(folder):
 def accelerate_resumes(shard):
     def job(folder):
         trained = module("train_accelerate")
+        through, expected = trained.train(trained.make_accelerator(shard), 40)
+        forget_accelerate()
+        _, first = trained.train(trained.make_accelerator(shard), 20, folder=folder)
+        forget_accelerate()
         accelerator = trained.make_accelerator(shard)
-        through, expected = trained.train(accelerator, 40)
-        forget(accelerator)
-        _, first = trained.train(accelerator, 20, folder=folder)
-        forget(accelerator)
         resumed, second = trained.train(accelerator, 40, start=20, folder=folder)
         assert expected[-1] < expected[0]
         assert first + second == expected
         same(weights(through), weights(resumed))
+        assert accelerator.is_fsdp2 == shard
+        assert all(isinstance(p, dist.tensor.DTensor) == shard for p in resumed.parameters())
 
     return job
 
 
-def forget(accelerator):
-    """What was prepared is not saved or loaded any more."""
-    for prepared in (accelerator._models, accelerator._optimizers):
-        prepared.clear()
+def forget_accelerate():
+    """The next Accelerator starts anew; otherwise all share one state."""
+    state = sys.modules["accelerate.state"]
+    state.AcceleratorState._reset_state(reset_partial_state=True)
+    state.GradientState._reset_state()
 
 
 def accelerate_follows_fsdp2(folder):
@@ -241,9 +244,7 @@ def clean_up():
     if dist.is_initialized():
         dist.destroy_process_group()
     if "accelerate.state" in sys.modules:
-        state = sys.modules["accelerate.state"]
-        state.AcceleratorState._reset_state(reset_partial_state=True)
-        state.GradientState._reset_state()
+        forget_accelerate()
 
 
 def main():

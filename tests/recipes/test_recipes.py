@@ -86,6 +86,7 @@ def run(jobs, ranks, folder):
             **os.environ,
             **({key: str(value) for key, value in world.items()} if ranks > 1 else {}),
             "MASTER_ADDR": "localhost",
+            "TORCHELASTIC_RUN_ID": "recipes",  # as under torchrun, which Lightning asks for
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
