@@ -132,13 +132,13 @@ def check(job, answers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", with_reasons(ALONE))
+@pytest.mark.parametrize("job", [*with_reasons(ALONE)])
 def test_with_the_real_package(job, alone):
     check(job, alone)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", with_reasons(ON_TWO_RANKS, WAITING))
+@pytest.mark.parametrize("job", [*with_reasons(ON_TWO_RANKS, WAITING)])
 def test_with_the_real_package_on_two_ranks(job, together):
     check(job, together)
 
