@@ -128,7 +128,7 @@ def check(job, answers):
         losses = re.findall(r"loss ([\d.]+) -> ([\d.]+)", answers[0][job]["found"])
         assert losses
         for first, last in losses:
-            assert float(last) < 0.8 * float(first)
+            assert float(last) < 0.9 * float(first)
 
 
 @pytest.mark.slow
