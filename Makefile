@@ -13,7 +13,7 @@ help:  ## what there is
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev,frameworks]'
 	touch $(READY)
 
 demo: $(READY)  ## compare optimizers on embedded data: table and report.html, a few minutes

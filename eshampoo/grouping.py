@@ -1,9 +1,11 @@
-"""Sort a model's parameters into ordinary param groups by kind."""
+"""Sort a model's parameters into ordinary param groups by kind, and name those in groups."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 KINDS = ("matrices", "vectors", "embeddings", "head")
 
@@ -51,6 +53,35 @@ def parameter_groups(
         for kind, params in members.items()
         if params
     ]
+
+
+def name_parameters(optimizer: Optimizer, model: nn.Module) -> None:
+    """Give the parameters of an optimizer that was built without names those of a model.
+
+    For frameworks that build the optimizer themselves, from bare parameters. Every param group gets
+    `param_names`, as `model.named_parameters()` would have given it, so `basis_report()` and errors
+    speak of names. Torch then wants names of every group that is added later.
+
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> name_parameters(optimizer, model)
+    >>> optimizer.param_groups[0]["param_names"]
+    ['weight', 'bias']
+    """
+    names = {p: name for name, p in model.named_parameters()}
+    missing = [
+        f"parameter {number} of group {index}, of shape {tuple(p.shape)},"
+        for index, group in enumerate(optimizer.param_groups)
+        for number, p in enumerate(group["params"])
+        if p not in names
+    ]
+    if missing:
+        raise ValueError(
+            f"{missing[0]} is not in the model (nor are {len(missing) - 1} others); all must be: "
+            "pass the model that the optimizer trains, after it was wrapped or sharded"
+        )
+    for group in optimizer.param_groups:
+        group["param_names"] = [names[p] for p in group["params"]]
 
 
 def _special(model: nn.Module, head: str | None) -> tuple[set[Tensor], set[Tensor]]:

@@ -29,6 +29,8 @@ def group_of(nodeid):
 
     What four ranks have saved, fewer load, so all of these tests belong to the larger world.
     """
+    if "test_with_the_real_package" in nodeid:
+        return "recipes"  # whose processes run many jobs
     if "test_resharding.py" in nodeid or nodeid.endswith("[4 ranks]"):
         return "four ranks"
     return "fewer ranks" if re.search(r"\[\d ranks?\]$", nodeid) else nodeid

@@ -1,10 +1,10 @@
-"""The helper that sorts a model's parameters by kind."""
+"""The functions that sort a model's parameters by kind and name those in groups."""
 
 import pytest
 import torch
 from torch import nn
 
-from eshampoo import EShampoo, parameter_groups
+from eshampoo import EShampoo, name_parameters, parameter_groups
 
 
 class Tied(nn.Module):
@@ -79,3 +79,58 @@ def test_a_kind_that_does_not_exist_is_refused():
 
 def test_a_model_without_linear_layers_has_no_head():
     assert set(names(parameter_groups(nn.Conv1d(2, 2, 1)))) == {"matrices", "vectors"}
+
+
+def by_decay(model):
+    """Groups of bare parameters, as frameworks make them."""
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    return [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+
+
+def test_names_are_those_that_named_parameters_would_have_given():
+    model = Tied()
+    optimizer, named = EShampoo(model.parameters()), EShampoo(model.named_parameters())
+    name_parameters(optimizer, model)
+    assert optimizer.param_groups[0]["param_names"] == named.param_groups[0]["param_names"]
+    assert [r.name for r in optimizer.basis_report()] == [r.name for r in named.basis_report()]
+
+
+def test_every_group_of_a_framework_gets_its_names_and_keeps_its_training():
+    model, twin = Tied(), Tied()
+    twin.load_state_dict(model.state_dict())
+    named, bare = (EShampoo(by_decay(m), lr=1e-2, frequency=1) for m in (model, twin))
+    name_parameters(named, model)
+    assert [group["param_names"] for group in named.param_groups] == [
+        ["embedding.weight", "conv.weight", "hidden.weight"],
+        ["conv.bias", "norm.weight", "norm.bias", "hidden.bias", "head.bias"],
+    ]
+    for _ in range(3):
+        for net, optimizer in ((model, named), (twin, bare)):
+            optimizer.zero_grad()
+            net(torch.arange(5)).square().mean().backward()
+            optimizer.step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert {r.name for r in named.basis_report()} == {
+        "embedding.weight", "conv.weight", "hidden.weight"
+    }  # fmt: skip
+
+
+def test_names_survive_saving_and_a_state_without_names_loads():
+    model = Tied()
+    named, bare = EShampoo(model.parameters()), EShampoo(model.parameters())
+    unnamed = bare.state_dict()
+    name_parameters(named, model)
+    bare.load_state_dict(named.state_dict())
+    assert bare.param_groups[0]["param_names"] == named.param_groups[0]["param_names"]
+    named.load_state_dict(unnamed)
+    assert named.basis_report()[0].name == "embedding.weight"
+
+
+def test_a_parameter_that_the_model_does_not_have_is_refused_and_nothing_is_written():
+    model, other = nn.Linear(3, 2), nn.Linear(5, 4)
+    optimizer = EShampoo([{"params": model.parameters()}, {"params": other.parameters()}])
+    with pytest.raises(ValueError, match=r"parameter 0 of group 1, of shape \(4, 5\), is not"):
+        name_parameters(optimizer, model)
+    assert not any("param_names" in group for group in optimizer.param_groups)

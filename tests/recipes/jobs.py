@@ -1,0 +1,270 @@
+"""What the tests of the recipes run in processes of their own, several jobs in each.
+
+    python tests/recipes/jobs.py ANSWERS JOB:PORT …
+
+Importing the frameworks takes longer than the jobs, so one process (or one per rank) runs many. A
+job that fails is written down with its traceback, and the next one goes on. Every job on ranks has
+a port, where its ranks meet, so that it starts as under torchrun.
+"""
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def example(name, *arguments):
+    """A job that runs an example to its end: what it printed."""
+
+    def job(folder):
+        printed, before = io.StringIO(), sys.argv
+        sys.argv = [f"{name}.py", *arguments]
+        try:
+            with contextlib.redirect_stdout(printed):
+                runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        finally:
+            sys.argv = before
+        return printed.getvalue()
+
+    return job
+
+
+def module(name):
+    """An example, to call what is in it."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def weights(model):
+    """Whole tensors of a model, also of one that is sharded."""
+    return {
+        name: (p.full_tensor() if isinstance(p, dist.tensor.DTensor) else p).detach().clone()
+        for name, p in model.named_parameters()
+    }
+
+
+def same(ours, theirs):
+    """Two models have the same bits."""
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+
+
+# Trainer ------------------------------------------------------------------------------------------
+
+
+def trainer_resumes(folder):
+    trained = module("train_trainer")
+    for make in (trained.with_an_optimizer, trained.with_a_class):
+        through = make(folder / make.__name__, 16)
+        through.train()
+        resumed = make(folder / make.__name__, 16)
+        before = weights(resumed.model)
+        resumed.train(resume_from_checkpoint=str(folder / make.__name__ / "checkpoint-8"))
+        after = weights(resumed.model)
+        assert not any(torch.equal(before[name], after[name]) for name in before)
+        same(weights(through.model), after)
+        inner = [trainer.optimizer.optimizer for trainer in (through, resumed)]
+        assert inner[0].basis_computations == inner[1].basis_computations > 0
+
+
+def trainer_names(folder):
+    trained = module("train_trainer")
+    made = trained.with_a_class(folder, 2)
+    made.train()
+    optimizer = made.optimizer.optimizer
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.0]
+    names = {name for name, p in made.model.named_parameters() if p.dim() > 1}
+    assert {report.name for report in optimizer.basis_report()} == names
+
+
+# Lightning ----------------------------------------------------------------------------------------
+
+
+def lightning_resumes(folder):
+    trained = module("train_lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for kind in (trained.Automatic, trained.Manual):
+        through, saved = kind(), folder / kind.__name__
+        trained.make_trainer(4, saved).fit(through, trained.loader())
+        resumed, trainer = kind(), trained.make_trainer(4, folder / "again")
+        path = saved / "epoch=1.ckpt"
+        trainer.fit(resumed, trained.loader(), ckpt_path=path, weights_only=True)
+        half = len(through.losses) // 2
+        assert resumed.losses == through.losses[half:]
+        same(weights(through), weights(resumed))
+        reports = trainer.optimizers[0].basis_report()  # of the blocks that this rank owns
+        assert {report.name for report in reports} <= {"net.0.weight", "net.2.weight"}
+        assert all(report.checks == len(through.losses) // 10 for report in reports)
+
+
+# Accelerate ---------------------------------------------------------------------------------------
+
+
+def accelerate_resumes(shard):
+    def job(folder):
+        trained = module("train_accelerate")
+        through, expected = trained.train(trained.make_accelerator(shard), 40)
+        forget_accelerate()
+        _, first = trained.train(trained.make_accelerator(shard), 20, folder=folder)
+        forget_accelerate()
+        accelerator = trained.make_accelerator(shard)
+        resumed, second = trained.train(accelerator, 40, start=20, folder=folder)
+        assert expected[-1] < expected[0]
+        assert first + second == expected
+        same(weights(through), weights(resumed))
+        assert accelerator.is_fsdp2 == shard
+        assert all(isinstance(p, dist.tensor.DTensor) == shard for p in resumed.parameters())
+
+    return job
+
+
+def forget_accelerate():
+    """The next Accelerator starts anew; otherwise all share one state."""
+    state = sys.modules["accelerate.state"]
+    state.AcceleratorState._reset_state(reset_partial_state=True)
+    state.GradientState._reset_state()
+
+
+def accelerate_follows_fsdp2(folder):
+    """Sharded by `prepare`, after the optimizer was built, as if it had been sharded before."""
+    from eshampoo import EShampoo
+
+    trained = module("train_accelerate")
+    accelerator = trained.make_accelerator(shard=True)
+    prepared, losses = trained.train(accelerator, 30)
+    model = trained.small_model()
+    dist.fsdp.fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    optimizer = EShampoo(model.named_parameters(), lr=1e-2, frequency=10)
+    for step, expected in enumerate(losses):
+        x, y = trained.batch(step, dist.get_rank())
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert loss.item() == expected, f"step {step}"
+    same(weights(model), weights(prepared))
+
+
+# torchtitan ---------------------------------------------------------------------------------------
+
+
+def torchtitan_by_names(folder):
+    """torchtitan since 2026 flattens by itself: `param_names` and the keys of the live state."""
+    dist.init_process_group("gloo")
+    trained = module("train_torchtitan")
+    model, container = trained.make()
+    (optimizer,) = container.optimizers
+    trained.train(model, container, 0, 20)
+    saved, values = optimizer.state_dict(), weights(model)
+    (group,) = saved["param_groups"]
+    flat = {
+        f"{name}.{key}": value
+        for name, number in zip(group["param_names"], group["params"], strict=True)
+        for key, value in saved["state"][number].items()
+    }
+    expected = trained.train(model, container, 20, 40)
+
+    model, container = trained.make()
+    (optimizer,) = container.optimizers
+    for name, p in model.named_parameters():
+        p.data.copy_(dist.tensor.distribute_tensor(values[name], p.device_mesh, p.placements))
+    state = {
+        number: {key: flat[f"{name}.{key}"] for key in optimizer.state[p]}
+        for number, (name, p) in enumerate(model.named_parameters())
+    }
+    optimizer.load_state_dict({"state": state, "param_groups": [group]})
+    assert trained.train(model, container, 20, 40) == expected
+
+
+# torchao ------------------------------------------------------------------------------------------
+
+
+def torchao_refuses_a_cpu(folder):
+    from torchao.optim import CPUOffloadOptimizer
+
+    from eshampoo import EShampoo
+
+    try:
+        CPUOffloadOptimizer(torch.nn.Linear(64, 64).parameters(), EShampoo, lr=1e-3)
+    except AssertionError as error:
+        return str(error)
+    raise AssertionError("torchao offloads from a CPU now: widen the recipe")
+
+
+# All of them --------------------------------------------------------------------------------------
+
+ALONE = {
+    "train_plain": example("train_plain"),
+    "train_accumulation": example("train_accumulation"),
+    "train_amp": example("train_amp"),
+    "train_switch": example("train_switch"),
+    "train_groups": example("train_groups"),
+    "train_trainer": example("train_trainer"),
+    "trainer_resumes": trainer_resumes,
+    "trainer_names": trainer_names,
+    "train_peft": example("train_peft"),
+    "train_accelerate": example("train_accelerate"),
+    "accelerate_resumes": accelerate_resumes(shard=False),
+    "train_torchao": example("train_torchao"),
+    "torchao_refuses_a_cpu": torchao_refuses_a_cpu,
+    "train_lightning": example("train_lightning"),
+    "lightning_resumes": lightning_resumes,
+    "train_timm": example("train_timm"),
+}
+ON_TWO_RANKS = {
+    "train_tp": example("train_tp"),
+    "train_torchtitan": example("train_torchtitan"),
+    "torchtitan_by_names": torchtitan_by_names,
+    "train_accelerate": example("train_accelerate"),
+    "train_accelerate --shard": example("train_accelerate", "--shard"),
+    "accelerate_resumes": accelerate_resumes(shard=False),
+    "accelerate_resumes --shard": accelerate_resumes(shard=True),
+    "accelerate_follows_fsdp2": accelerate_follows_fsdp2,
+    "train_lightning": example("train_lightning"),
+    "lightning_resumes": lightning_resumes,
+}
+
+
+def clean_up():
+    """What frameworks leave behind in a process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if "accelerate.state" in sys.modules:
+        forget_accelerate()
+
+
+def main():
+    path, *jobs = sys.argv[1:]
+    known = ON_TWO_RANKS if os.environ.get("WORLD_SIZE") == "2" else ALONE
+    torch.set_num_threads(1)
+    answers = {}
+    for job in jobs:
+        name, _, port = job.rpartition(":")
+        os.environ["MASTER_PORT"] = port
+        folder = Path(path).parent / f"{name} on {os.environ.get('WORLD_SIZE', '1')}"
+        folder.mkdir(exist_ok=True)
+        torch.manual_seed(0)
+        try:
+            answers[name] = {"found": known[name](folder), "trouble": None}
+        except BaseException:
+            answers[name] = {"found": None, "trouble": traceback.format_exc()}
+        clean_up()
+        Path(path).write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

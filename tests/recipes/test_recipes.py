@@ -1,0 +1,222 @@
+"""The examples run with the real frameworks, their runs resume bit for bit, and pages show them."""
+
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import ALONE, EXAMPLES, ON_TWO_RANKS
+from torch import nn
+
+from eshampoo import EShampoo, name_parameters
+
+ROOT = EXAMPLES.parent
+PAGES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
+TIMEOUT = 900
+NEEDS = {  # by the first word of a job's name
+    "trainer": "transformers",
+    "peft": "peft",
+    "accelerate": "accelerate",
+    "torchao": "torchao",
+    "lightning": "lightning",
+    "timm": "timm",
+}
+# What holds once parameters are bound late, and once ranks without a block show the same keys.
+WAITING = {
+    "train_accelerate --shard": "parameters that `prepare` replaces are not trained yet",
+    "accelerate_resumes --shard": "parameters that `prepare` replaces are not trained yet",
+    "accelerate_follows_fsdp2": "parameters that `prepare` replaces are not trained yet",
+    "train_torchtitan": "a flat state does not load where a rank owns no block",
+    "torchtitan_by_names": "a flat state does not load where a rank owns no block",
+}
+
+
+def needed(job):
+    """The package that a job needs besides torch, if any."""
+    return next((package for word, package in NEEDS.items() if word in job), None)
+
+
+def is_missing(package):
+    return package is not None and importlib.util.find_spec(package) is None
+
+
+def with_reasons(jobs, waiting=None):
+    """Jobs as parameters of a test, skipped or expected to fail where there is a reason."""
+    for job in jobs:
+        package, marks = needed(job), []
+        if is_missing(package):
+            because = " (which needs torchvision)" if package == "timm" else ""
+            marks.append(pytest.mark.skip(reason=f"{package}{because} is not installed"))
+        elif job in (waiting or {}):
+            marks.append(pytest.mark.xfail(reason=waiting[job], strict=True))
+        yield pytest.param(job, marks=marks)
+
+
+def selected(request, test):
+    """The jobs of a test that this session runs."""
+    mine = [item for item in request.session.items if getattr(item, "originalname", "") == test]
+    return [
+        item.callspec.params["job"]
+        for item in mine
+        if not is_missing(needed(item.callspec.params["job"]))
+    ]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def run(jobs, ranks, folder):
+    """Run jobs one after another, on some ranks; the answers of each rank."""
+    meetings = [f"{job}:{free_port()}" for job in jobs]
+    processes, paths = [], [folder / f"answers-{ranks}-{rank}.json" for rank in range(ranks)]
+    for rank, path in enumerate(paths):
+        world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        environment = {
+            **os.environ,
+            **({key: str(value) for key, value in world.items()} if ranks > 1 else {}),
+            "MASTER_ADDR": "localhost",
+            "TORCHELASTIC_RUN_ID": "recipes",  # as under torchrun, which Lightning asks for
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+        }
+        command = [sys.executable, str(Path(__file__).with_name("jobs.py")), str(path), *meetings]
+        with open(folder / f"log-{ranks}-{rank}", "w") as log:
+            process = subprocess.Popen(
+                command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT
+            )
+        processes.append(process)
+    try:
+        for process in processes:
+            process.wait(TIMEOUT)
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads(path.read_text()) if path.exists() else {} for path in paths]
+
+
+@pytest.fixture(scope="session")
+def alone(request, tmp_path_factory):
+    jobs = selected(request, "test_with_the_real_package")
+    return run(jobs, 1, tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="session")
+def together(request, tmp_path_factory):
+    jobs = selected(request, "test_with_the_real_package_on_two_ranks")
+    return run(jobs, 2, tmp_path_factory.mktemp("together"))
+
+
+def check(job, answers):
+    """No rank had trouble, and where losses were printed, they fell."""
+    for rank, answer in enumerate(answers):
+        trouble = answer[job]["trouble"] if job in answer else "the process ended before this job"
+        assert trouble is None, f"rank {rank}: {trouble}"
+    if job.startswith("train_"):
+        losses = re.findall(r"loss ([\d.]+) -> ([\d.]+)", answers[0][job]["found"])
+        assert losses
+        for first, last in losses:
+            assert float(last) < 0.9 * float(first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", [*with_reasons(ALONE)])
+def test_with_the_real_package(job, alone):
+    check(job, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", [*with_reasons(ON_TWO_RANKS, WAITING)])
+def test_with_the_real_package_on_two_ranks(job, together):
+    check(job, together)
+
+
+# Conventions of packages that cannot be run here --------------------------------------------------
+
+
+def test_the_groups_and_keywords_of_timm_are_taken():
+    """As timm 1.0.30 builds an optimizer with layer decay: groups have `lr_scale`."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    groups = [
+        {"lr_scale": 0.5, "weight_decay": 0.0, "params": [model[0].bias, model[1].bias]},
+        {"lr_scale": 1.0, "weight_decay": 0.05, "params": [model[0].weight, model[1].weight]},
+    ]
+    optimizer = EShampoo(groups, weight_decay=0.0, lr=1e-3, eps=1e-8, betas=(0.9, 0.99))
+    name_parameters(optimizer, model)
+    model(torch.randn(3, 4)).square().mean().backward()
+    optimizer.step()
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, 0.05]
+    assert {report.name for report in optimizer.basis_report()} == {"0.weight", "1.weight"}
+
+
+def test_an_optimizer_for_every_parameter_does_what_one_for_all_does():
+    """As torchao's offload builds them: `params` of a group is a single tensor."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 8)).double()
+    twin = deepcopy(model)
+    keywords = {"lr": 1e-2, "frequency": 2, "tau": 0.0}
+    several = [EShampoo([{"params": p}], **keywords) for p in model.parameters()]
+    one = EShampoo(twin.parameters(), **keywords)
+    for _ in range(8):
+        x = torch.randn(32, 8, dtype=torch.double)
+        for net, optimizers in ((model, several), (twin, [one])):
+            net.zero_grad()
+            (net(x) - x.roll(1, 1)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+
+
+# Pages --------------------------------------------------------------------------------------------
+
+
+def examples_of(page):
+    return [
+        (page.parent / link).resolve()
+        for link in re.findall(r"\]\((\.\./\.\./examples/\w+\.py)\)", page.read_text())
+    ]
+
+
+def contains(text, block):
+    """Whether lines of a text are those of a block, up to an indentation of all of them."""
+    lines, wanted = text.splitlines(), block.splitlines()
+    windows = (lines[start : start + len(wanted)] for start in range(len(lines)))
+    return any(textwrap.dedent("\n".join(window)) == "\n".join(wanted) for window in windows)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem != "README"], ids=lambda p: p.stem
+)
+def test_a_page_shows_lines_of_its_example(page):
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    examples = examples_of(page)
+    assert blocks
+    assert examples
+    for block in blocks:
+        assert any(contains(path.read_text(), block) for path in examples), block
+
+
+def test_every_example_has_a_page_and_every_page_is_in_the_table_of_contents():
+    contents = (ROOT / "docs" / "recipes" / "README.md").read_text()
+    pages = [page for page in PAGES if page.stem != "README"]
+    assert [page.name for page in pages if f"]({page.name})" not in contents] == []
+    assert {path for page in pages for path in examples_of(page)} == {*EXAMPLES.glob("*.py")}
+
+
+def test_a_block_is_found_with_its_indentation_and_not_otherwise():
+    text = "def f():\n    a = 1\n    if a:\n        b = 2\n"
+    assert contains(text, "a = 1\nif a:\n    b = 2")
+    assert not contains(text, "a = 1\nb = 2")
