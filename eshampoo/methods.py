@@ -35,7 +35,7 @@ class Method:
     # How the scale divides the momentum: D^{-p} ⊙ M̃.
     divide_: Divide = phases.eigenvalue_corrected_
     # p; Shampoo shares it out over the k factors of a block.
-    exponent: float = 0.5
+    exponent: Callable[[Options], float] = phases.as_asked
     # Where momentum and factors live.
     home: Home = "eigenbasis"
     # t before the first gradient; with -1 that one is not counted.
@@ -57,6 +57,7 @@ class Method:
             statistic=phases.gram,
             keeps=phases.one_moment,
             divide_=phases.adam_,
+            exponent=phases.one_half,
             home="eigenbasis",
         )
 

@@ -21,6 +21,7 @@ from .options import (
     Merge,
     Options,
     Oversize,
+    Sides,
     Tau,
     Variant,
     Vectors,
@@ -180,6 +181,7 @@ class FullMatrixAdamOptions(EShampooOptions):
     vectors: Vectors = "full"
     graft: Graft | None = field(default=None, init=False)
     graft_scope: GraftScope = field(default="parameter", init=False)
+    sides: Sides = field(default="both", init=False)
     oversize: Oversize = field(default="split", init=False)
     merge_dims: Merge = field(default=True, init=False)
 

@@ -25,6 +25,7 @@ Matrices = Literal["kronecker", "adam"]
 Oversize = Literal["split", "identity"]
 Merge = bool | Literal["kernel"]
 NonFinite = Literal["skip", "raise", "propagate"]
+Sides = Literal["both", "left", "right", "smaller"]
 Variant = Literal["shampoo", "shampoo2"]
 Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
 GraftScope = Literal["block", "parameter"]
@@ -83,9 +84,8 @@ AT_LEAST_0 = Rule(lambda v: 0 <= number(v) < math.inf, "it must be at least 0")
 AT_LEAST_0_OR_NONE = Rule(lambda v: v is None or AT_LEAST_0.holds(v), AT_LEAST_0.words)
 BELOW_1 = Rule(lambda v: 0 <= number(v) < 1, "it must lie in [0, 1)")
 SHARE = Rule(lambda v: 0 <= number(v) <= 1, "it must lie in [0, 1]")
-POSITIVE_OR_NONE = Rule(
-    lambda v: v is None or 0 < number(v) < math.inf, "it must be None or more than 0"
-)
+POSITIVE = Rule(lambda v: 0 < number(v) < math.inf, "it must be more than 0")
+POSITIVE_OR_NONE = Rule(lambda v: v is None or POSITIVE.holds(v), "it must be None or more than 0")
 SHARE_OR_NONE = Rule(lambda v: v is None or SHARE.holds(v), SHARE.words)
 LR = Rule(_is_lr, "it must be at least 0, and a tensor must have one element")
 PAIR = Rule(lambda v: isinstance(v, tuple | list) and len(v) == 2, "it must be a pair (β1, β2)")
@@ -132,7 +132,11 @@ class Options:
         budget: the most that the bases of a factor may cost, as a share of the arithmetic of its
             plain steps; the first three are free, and a basis that is due without credit waits for
             another check (`basis_report()` says how often). None: no limit.
-        variant: "shampoo", or "shampoo2" with L^{-1/2} per factor.
+        sides: which sides of a matrix have a basis: "both", or one alone, "left", "right" or
+            "smaller" (one-sided Shampoo, ASGO), without products and state for the other. With more
+            dimensions "left" is the first and "right" the last.
+        exponent: p of D^{-p}; 1 for the statistics of the Fisher. Parameters under Adam keep 1/2.
+        variant: "shampoo", with L^{-p/k} for each of k factors, or "shampoo2" with L^{-p}.
         trace_scaling: divide by S = Tr L = Tr R, shared out as Tr^{-(k-1)/k} per factor.
         graft: the method whose norm the update takes: "adam", "rmsprop", "adagrad", "sgd" or None.
             Before the first basis it takes the step alone.
@@ -176,6 +180,8 @@ class Options:
     frequency: Frequency = keyword(50, FREQUENCY)
     novelty: float = keyword(0.1, ABOVE_0)
     budget: float | None = keyword(None, AT_LEAST_0_OR_NONE)
+    sides: Sides = keyword("both", one_of(Sides))
+    exponent: float = keyword(0.5, POSITIVE)
     variant: Variant = keyword("shampoo", one_of(Variant))
     trace_scaling: bool = keyword(False, SWITCH)
     graft: Graft | None = keyword(None, one_of(Graft, None))
@@ -220,11 +226,10 @@ class Options:
         beta1, beta2 = options.betas
         BELOW_1.check("betas[0]", beta1)
         SHARE.check("betas[1]", beta2)
-        if options.rms is not None and options.graft is not None:
-            raise ValueError(
-                f"rms={options.rms!r} and graft={options.graft!r} both set the size of an update; "
-                "leave one of them at None"
-            )
+        for contradicts, names, why in CONTRADICTIONS:
+            if contradicts(options):
+                both = " and ".join(f"{name}={getattr(options, name)!r}" for name in names)
+                raise ValueError(f"{both} {why}")
         beta_scale = beta2 if options.beta3 is None else options.beta3
         object.__setattr__(options, "beta_scale", beta_scale)
         F = options.frequency
@@ -246,6 +251,7 @@ class Options:
             "merge_dims": self.merge_dims,
             "vectors": self.vectors,
             "matrices": self.matrices,
+            "sides": self.sides,
             "graft with a second moment": self.graft_moment,
             "correction='optimal'": self.correction == "optimal",
         }
@@ -268,6 +274,24 @@ class Options:
         return float(value)
 
 
+# Values that do not go together: the test, their names, and what an error says of them.
+CONTRADICTIONS: tuple[tuple[Callable[[Options], bool], tuple[str, str], str], ...] = (
+    (
+        lambda o: o.rms is not None and o.graft is not None,
+        ("rms", "graft"),
+        "both set the size of an update; leave one of them at None",
+    ),
+    (
+        lambda o: o.sides != "both" and o.vectors == "full",
+        ("sides", "vectors"),
+        "contradict each other, for a vector has one side; set sides='both' or vectors='adam'",
+    ),
+    (
+        lambda o: o.exponent != 0.5 and o.correction == "bounded",
+        ("exponent", "correction"),
+        "contradict each other, for Adam's bound is of √D; set exponent=0.5 or correction='naive'",
+    ),
+)
 _RULES: dict[str, Rule] = {f.name: f.metadata["rule"] for f in fields(Options) if f.metadata}
 
 

@@ -191,6 +191,22 @@ KEYWORDS = {
     "merge_dims": Keyword(
         (False, True, "kernel"), (("all", "False, True, 'kernel'"),), fixed=False, methods=BLOCKED
     ),
+    "sides": choice(
+        "both",
+        "both",
+        "left",
+        "right",
+        "smaller",
+        bad="upper",
+        fixed="right",
+        methods=BLOCKED,
+    ),
+    "exponent": Keyword(
+        (0.5, 0.5, 0.5, 0.25, 1.0),
+        ((0.0, "more than 0"), (-0.5, "more than 0"), (NAN, "more than 0")),
+        wrong=(None, "half"),
+        live={"exponent": {"exponent": 0.3}},
+    ),
     "rms": Keyword(
         (None, None, 0.4),
         ((0.0, "more than 0"), (-0.4, "more than 0"), (NAN, "more than 0")),

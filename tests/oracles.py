@@ -333,6 +333,8 @@ class Oracle:
     max_dim: int = 1024
     oversize: str = "split"
     merge_dims: bool | str = True
+    sides: str = "both"
+    exponent: float = 0.5
     rms: float | None = None
     graft: str | None = None
     graft_scope: str = "parameter"
@@ -364,6 +366,13 @@ class Oracle:
                 b and min(d, self.max_dim) <= 16 * r
                 for b, d, r in zip(based, modes, rest, strict=True)
             ]
+            if self.sides != "both":  # only one of them, of equally small ones the last
+                small = max(i for i, d in enumerate(modes) if d == min(modes))
+                only = {"left": 0, "right": len(modes) - 1, "smaller": small}[self.sides]
+                based = [b and i == only for i, b in enumerate(based)]
+        if not any(based):
+            whole = tuple(slice(0, d) for d in W.shape)
+            return [Block(tuple(W.shape), whole, [False] * W.ndim)]
         kernel = self.merge_dims == "kernel" and len([d for d in W.shape if d != 1]) > len(modes)
         width = math.prod([d for d in W.shape if d != 1][2:]) if kernel else 1
         # The joined side is cut between inputs, never inside a kernel.
@@ -545,7 +554,7 @@ class EShampoo(Oracle):
         else:
             block.D = average(block.D, apply(transposed(block.Q), G) ** 2, beta3)
             D = block.D / bias(beta3, block.t)
-        U = apply(transposed(block.Q), M) / (D.sqrt() + self.eps)
+        U = apply(transposed(block.Q), M) / (D**self.exponent + self.eps)
         if self.correction == "bounded":
             c = self.bound(block.t, beta3)
             U = U.clamp(-c, c)
@@ -634,14 +643,14 @@ class Shampoo(Oracle):
                 block.root[i] = self.root(block, i)
 
     def root(self, block: Block, i: int) -> Tensor:
-        """Q (Λ + ε)^e Qᵀ with Λ = diag(Qᵀ L Q)/(1−β2^t), e = −1/2k or (Shampoo²) −1/2."""
+        """Q (Λ + ε)^e Qᵀ with Λ = diag(Qᵀ L Q)/(1−β2^t), e = −p/k or (Shampoo²) −p."""
         k = sum(L is not None for L in block.L)
         L = block.L[i] / bias(self.betas[1], block.t)
         Q = block.Q[i]
         λ = (Q.T @ L @ Q).diag()
         if self.trace_scaling and L.trace() > 0:
             λ = λ * L.trace() ** (-(k - 1) / k)
-        exponent = -1 / (2 * k) if self.variant == "shampoo" else -1 / 2
+        exponent = -self.exponent / k if self.variant == "shampoo" else -self.exponent
         return Q @ torch.diag(positive(λ, self.eps) ** exponent) @ Q.T
 
     def graft_(self, block: Block, G: Tensor, M: Tensor) -> Tensor:
@@ -691,8 +700,9 @@ class SOAP(Oracle):
         beta2 = self.betas[1]
         M = self.momentum_(block, G)
         block.D = average(block.D, apply(transposed(block.Q), G) ** 2, beta2)
-        scaled = apply(transposed(block.Q), M) / (block.D.sqrt() + self.eps)
-        U = math.sqrt(bias(beta2, block.t)) * apply(block.Q, scaled)
+        p = 0.5 if block.elementwise else self.exponent
+        scaled = apply(transposed(block.Q), M) / (block.D**p + self.eps)
+        U = bias(beta2, block.t) ** p * apply(block.Q, scaled)
         self.observe_(block, G)
         if self.checks(block):
             self.refresh_(block)
@@ -722,7 +732,7 @@ class KLShampoo(Oracle):
         root = torch.ones_like(M)
         for i, λ in enumerate(self.spectra(block, block.t)):
             if λ is not None:
-                root = mode_product(torch.diag(λ.sqrt()), root, i)
+                root = mode_product(torch.diag(λ**self.exponent), root, i)
         return apply(block.Q, apply(transposed(block.Q), M) / (root + self.eps))
 
     def observe_(self, block: Block, G: Tensor) -> None:

@@ -113,6 +113,18 @@ ESHAMPOO_OPTIONS = {
     "a schedule of tau": {"tau": schedules.piecewise((30,), (0.0, 1.0))},
     "a line of tau": {"tau": schedules.linear(0.0, 0.5, 40)},
     "matrices under Adam": {"matrices": "adam", "vectors": "full"},
+    "the left side": {"sides": "left", "vectors": "adam"},
+    "the right side": {"sides": "right", "vectors": "adam"},
+    "the smaller side": {"sides": "smaller", "vectors": "adam"},
+    "the right side in blocks": {"sides": "right", "vectors": "adam", "max_dim": 2},
+    "the right side, small enough": {
+        "sides": "right",
+        "vectors": "adam",
+        "oversize": "identity",
+        "max_dim": 3,
+    },
+    "a small exponent": {"exponent": 0.2},
+    "a large exponent": {"exponent": 1.0, "eps": 1e-4},
 }
 
 
@@ -139,7 +151,10 @@ SHARED_OPTIONS = [
     "maximize",
     "qr",
     "power",
+    "a small exponent",
+    "a large exponent",
 ]
+ONE_SIDED = ["the left side", "the right side", "the smaller side"]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +162,8 @@ SHARED_OPTIONS = [
     [
         (method, name)
         for method in ("Shampoo", "KLShampoo", "SOAP", "FullMatrixAdam")
-        for name in [*SHARED_OPTIONS, "partial", "matched slots", "tau in the middle"]
-        if name != "matched slots" or "slots" in keywords_of(method)
+        for name in [*SHARED_OPTIONS, *ONE_SIDED, "partial", "matched slots", "tau in the middle"]
+        if keywords_of(method).keys() >= ESHAMPOO_OPTIONS[name].keys()
     ],
 )
 def test_the_common_options_follow_the_oracle_in_every_method(method, name):

@@ -139,7 +139,7 @@ def read_state(
                 f"the state of {called(p, names)} does not fit: {name!r} is "
                 f"{found.get(name, 'missing')} in the state and {shapes.get(name, 'absent')} "
                 "here. Load it into an optimizer with the same parameters and the same max_dim, "
-                "merge_dims, oversize, vectors, matrices, graft and correction"
+                "merge_dims, oversize, vectors, matrices, sides, graft and correction"
             )
     return saved, False
 

@@ -25,7 +25,10 @@ SKINNY = 16
 
 
 def every_side(shape: Sequence[int], o: Options) -> Sides:
-    """Every dimension above 1 is a mode with a basis, but no skinny one; merged if asked."""
+    """Every dimension above 1 is a mode with a basis, but no skinny one; merged if asked.
+
+    With `sides` other than "both", a block of several modes has a basis for one of them at most.
+    """
     if plain(shape, o):
         return no_side(shape, o)
     large = [dim for dim, size in enumerate(shape) if size != 1]
@@ -41,7 +44,16 @@ def every_side(shape: Sequence[int], o: Options) -> Sides:
     if len(joined) > 1:
         rest = [prod(shape) // size for size in sizes]
         modes = tuple(i for i in modes if min(sizes[i], o.max_dim) <= SKINNY * rest[i])
+        if o.sides != "both":
+            modes = tuple(i for i in modes if i == _chosen(o.sides, sizes))
     return joined, modes
+
+
+def _chosen(side: str, sizes: Sequence[int]) -> int:
+    """The mode that is to have the only basis: of equally small ones, the last."""
+    last = len(sizes) - 1
+    smallest = min(range(len(sizes)), key=lambda i: (sizes[i], -i))
+    return {"left": 0, "right": last, "smaller": smallest}[side]
 
 
 def _fits(shape: Sequence[int], kernel: Sequence[int], max_dim: int) -> bool:

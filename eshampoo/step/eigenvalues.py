@@ -11,7 +11,7 @@ from torch import Tensor
 from ..math.linalg import along, average_, per_block
 from ..options import Options
 from ..state.state import State
-from .phases import Coefficients, bias, look_ahead
+from .phases import Coefficients, bias, look_ahead, power
 
 DAMPING = 0.01
 """What KL-Shampoo adds to every eigenvalue, as a share of their mean.
@@ -79,8 +79,7 @@ def by_eigenvalues_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) 
     root = torch.ones_like(per_block(s.step, M))
     for i, values in s.diagonals.items():
         eigenvalues = damped_spectrum(values, s.step, o)
-        power = eigenvalues.sqrt() if p == 0.5 else eigenvalues**p
-        root = root * along(power, i, M.dim() - 1)
+        root = root * along(power(eigenvalues, p), i, M.dim() - 1)
     return M / (root + max(o.eps, 1e-30))
 
 

@@ -44,8 +44,8 @@ class Coefficients(NamedTuple):
     share2: Tensor  # of GGᵀ in the factors
     share3: Tensor  # of G̃^{⊙2} in D
     bias1: Tensor  # 1 − β1^t
-    gain: Tensor  # M̃ is divided by gain · √D + shift,
-    shift: Tensor  # which is (1−β1^t) (√D/√(1−β3^t) + ε)
+    gain: Tensor  # M̃ is divided by gain · D^p + shift,
+    shift: Tensor  # which is (1−β1^t) ((D/(1−β3^t))^p + ε)
     pace: Tensor  # −α
 
     def split(self, sizes: list[int]) -> "list[Coefficients]":
@@ -64,6 +64,7 @@ def coefficients(
     moves: Callable[[Tensor, Tensor], Tensor],
     epsilon: Callable[[Tensor, Tensor], Tensor],
     averaged: bool,  # D is an average with β3, and not read from the factors
+    p: float,
 ) -> Coefficients:
     """The numbers of Algorithm 2 that depend on t, from `step` and `live` [N]."""
     beta1, beta2 = o.betas
@@ -71,7 +72,7 @@ def coefficients(
     moving = moves(live, step).unsqueeze(1)
     t, live = step.clamp_min(1.0).unsqueeze(1), live.unsqueeze(1)
     bias1 = momentum_bias(t, o)
-    gain = bias1 / bias(beta3 if averaged else beta2, t).sqrt()
+    gain = bias1 / power(bias(beta3 if averaged else beta2, t), p)
     return Coefficients(
         live,
         moving,
@@ -165,7 +166,22 @@ def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
     return torch.lerp(G, M, o.betas[0]) if o.nesterov else M
 
 
-# -------------------------------------------------------------------- cells: first step and ε
+def power(X: Tensor, p: float) -> Tensor:
+    """X^p, and √X for p = 1/2."""
+    return X.sqrt() if p == 0.5 else X**p
+
+
+# -------------------------------------------------------------------- cells: p, first step, ε
+
+
+def as_asked(o: Options) -> float:
+    """p as the param group says it."""
+    return o.exponent
+
+
+def one_half(o: Options) -> float:
+    """p = 1/2, whatever the param group says: Adam."""
+    return 0.5
 
 
 def always(live: Tensor, step: Tensor) -> Tensor:
@@ -220,6 +236,8 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
         A = s.factors[0] if s.full is None else s.full
         D = diagonal(A).clamp_min(0.0).reshape(s.exp_avg.shape)
     least = rounding(s, o, averaged)
+    if least is not None and p != 0.5:
+        least = least ** (2 * p)
     bounded = o.correction == "bounded"
     limit = adam_bound(s.step.clamp_min(1.0).unsqueeze(1), o) if bounded else None
     return divide_by_moment_(s.exp_avg, D, G, c, o, p, averaged, least, limit)
@@ -233,7 +251,7 @@ def divide_by_moment_(
     o: Options,
     p: float,
     averaged: bool = True,
-    least: Tensor | None = None,  # [N, 1]: what √D counts at least
+    least: Tensor | None = None,  # [N, 1]: what D^p counts at least
     limit: Tensor | None = None,  # [N, 1]: what the quotient is at most
 ) -> Tensor:
     """Adam's lines, in place of G̃:
