@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from eshampoo import FullMatrixAdam
+from eshampoo import FullMatrixAdam, Muon
 from eshampoo.optimizers import CLASSES
 
 STEPS = 64
@@ -29,8 +29,8 @@ KINDS = {
     "gradients of 1e-22": (1e-22, 1e-22),  # their squares are denormal
     "gradients stopped": (0.0, 1e-40),
 }
-# FullMatrixAdam would need a factor of size² × size² for the matrix of this benchmark.
-METHODS = {method.__name__: method for method in CLASSES if method is not FullMatrixAdam}
+# Muon has no basis; FullMatrixAdam would need a factor of size² × size² for the matrix of this benchmark.
+METHODS = {method.__name__: method for method in CLASSES if method not in (FullMatrixAdam, Muon)}
 
 
 def prepared(name: str, size: int, kind: str) -> tuple[Optimizer, Tensor]:

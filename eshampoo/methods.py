@@ -17,7 +17,7 @@ from torch import Tensor
 from .options import Options
 from .state import cutting
 from .state.state import Home
-from .step import eigenvalues, phases
+from .step import eigenvalues, phases, polar
 from .step.phases import Divide, Statistic
 
 
@@ -67,12 +67,16 @@ FULL_MATRIX_ADAM = Method("FullMatrixAdam", sides=cutting.one_side)
 SHAMPOO = Method(
     "Shampoo", keeps=eigenvalues.moment_of_graft, divide_=eigenvalues.momentum_, home="parameters"
 )
+CASPR = Method(
+    "CASPR", keeps=eigenvalues.moment_of_graft_beside, divide_=eigenvalues.by_sum_of_sides_
+)
 KL_SHAMPOO = Method(
     "KLShampoo",
     statistic=eigenvalues.whitened_gram,
     keeps=eigenvalues.nothing,
     divide_=eigenvalues.by_eigenvalues_,
 )
+MUON = Method("Muon", sides=cutting.whole, keeps=eigenvalues.nothing, divide_=polar.polar_)
 SOAP = Method(
     "SOAP",
     start=-1,

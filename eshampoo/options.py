@@ -26,6 +26,8 @@ Oversize = Literal["split", "identity"]
 Merge = bool | Literal["kernel"]
 NonFinite = Literal["skip", "raise", "propagate"]
 Sides = Literal["both", "left", "right", "smaller"]
+Moment = Literal["entry", "row", "block"]
+Statistics = Literal["step", "observe"]
 Variant = Literal["shampoo", "shampoo2"]
 Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
 GraftScope = Literal["block", "parameter"]
@@ -135,6 +137,8 @@ class Options:
         sides: which sides of a matrix have a basis: "both", or one alone, "left", "right" or
             "smaller" (one-sided Shampoo, ASGO), without products and state for the other. With more
             dimensions "left" is the first and "right" the last.
+        moment: what D, and the moment of the grafting method, have one number for: every "entry" of
+            a block, every "row", or the "block" (Adam-mini's saving).
         exponent: p of D^{-p}; 1 for the statistics of the Fisher. Parameters under Adam keep 1/2.
         variant: "shampoo", with L^{-p/k} for each of k factors, or "shampoo2" with L^{-p}.
         trace_scaling: divide by S = Tr L = Tr R, shared out as Tr^{-(k-1)/k} per factor.
@@ -143,6 +147,8 @@ class Options:
         graft_scope: norms of the whole "parameter" or of each "block".
         rms: the root mean square that the update of every block with a basis is scaled to, or None;
             not together with `graft`.
+        momentum: μ of Muon's momentum; `betas` are those of the AdamW beside it.
+        ns_steps: iterations of Newton–Schulz.
         eigenvalues: "stale", frozen with the basis, or "fresh", diag Λ̂ at every check.
         solver: "eigh"; "qr", Algorithm 4; "power", SOAP's single step; "partial", which
             diagonalises only the coordinates that carry the excess error.
@@ -156,13 +162,13 @@ class Options:
             by V^{⊙2} (appendix); "optimal" takes diag(QᵀAQ) from the full matrix A (Algorithm 1;
             blocks of at most 4096 elements).
         vectors: 1-D parameters: "adam", or "full" for full-matrix Adam.
-        matrices: parameters of two and more dimensions: "kronecker", or "adam".
+        matrices: parameters of two and more dimensions: "kronecker", by the method, or "adam".
         max_dim: larger dimensions are split into blocks.
         oversize: dimensions above max_dim: "split", or "identity" for no basis on that side.
         merge_dims: True merges neighbouring dimensions, from the last, while their product ≤
             max_dim; a parameter that merges into one mode gets full-matrix Adam. "kernel" joins
             the kernel of a convolution to its inputs, and leaves matrices alone.
-        nesterov: look one step ahead in the momentum, as in NAdam.
+        nesterov: look one step ahead in the momentum, as in NAdam; Muon's own momentum alone.
         maximize: ascend.
         process_group: share work and state over this group of `torch.distributed`.
         nonfinite: a gradient with NaN or Inf: "skip" leaves its block out of the step, "raise"
@@ -181,12 +187,15 @@ class Options:
     novelty: float = keyword(0.1, ABOVE_0)
     budget: float | None = keyword(None, AT_LEAST_0_OR_NONE)
     sides: Sides = keyword("both", one_of(Sides))
+    moment: Moment = keyword("entry", one_of(Moment))
     exponent: float = keyword(0.5, POSITIVE)
     variant: Variant = keyword("shampoo", one_of(Variant))
     trace_scaling: bool = keyword(False, SWITCH)
     graft: Graft | None = keyword(None, one_of(Graft, None))
     graft_scope: GraftScope = keyword("parameter", one_of(GraftScope))
     rms: float | None = keyword(None, POSITIVE_OR_NONE)
+    momentum: float = keyword(0.95, BELOW_1)
+    ns_steps: int = keyword(5, COUNT)
     eigenvalues: Eigenvalues = keyword("stale", one_of(Eigenvalues))
     solver: Solver = keyword("eigh", one_of(Solver))
     slots: Slots = keyword("rank", one_of(Slots))
@@ -238,6 +247,11 @@ class Options:
         return options
 
     @property
+    def ahead(self) -> bool:
+        """Whether momentum of Adam's kind looks one step ahead."""
+        return self.nesterov
+
+    @property
     def graft_moment(self) -> bool:
         """Whether the grafting method keeps a second moment."""
         return self.graft in ("adam", "rmsprop", "adagrad")
@@ -252,6 +266,7 @@ class Options:
             "vectors": self.vectors,
             "matrices": self.matrices,
             "sides": self.sides,
+            "moment": self.moment,
             "graft with a second moment": self.graft_moment,
             "correction='optimal'": self.correction == "optimal",
         }
@@ -290,6 +305,12 @@ CONTRADICTIONS: tuple[tuple[Callable[[Options], bool], tuple[str, str], str], ..
         lambda o: o.exponent != 0.5 and o.correction == "bounded",
         ("exponent", "correction"),
         "contradict each other, for Adam's bound is of √D; set exponent=0.5 or correction='naive'",
+    ),
+    (
+        lambda o: o.moment != "entry" and o.correction in ("bounded", "optimal"),
+        ("moment", "correction"),
+        "contradict each other, for it speaks of every entry of D; set moment='entry' or "
+        "correction='naive'",
     ),
 )
 _RULES: dict[str, Rule] = {f.name: f.metadata["rule"] for f in fields(Options) if f.metadata}

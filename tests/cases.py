@@ -12,10 +12,12 @@ import oracles
 import torch
 from torch import nn
 
-from eshampoo import schedules
+import eshampoo
+from eshampoo import Muon, schedules
 from eshampoo.optimizers import CLASSES
 
-METHODS = {cls.__name__: cls for cls in CLASSES}
+# Muon has no basis, and a test file of its own.
+METHODS = {cls.__name__: cls for cls in CLASSES if cls is not Muon}
 
 # Orders 0 to 4 with dimensions of 1; every factor has full rank after 24 gradients at the latest.
 SHAPES = [(), (1,), (6,), (4, 3), (3, 7), (1, 5), (5, 1, 3), (2, 3, 4), (3, 2, 2, 2)]
@@ -41,6 +43,7 @@ COMMON = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
 ALL = tuple(METHODS)
 BLOCKED = tuple(method for method in METHODS if method != "FullMatrixAdam")
 CORRECTED = ("EShampoo", "FullMatrixAdam")
+GRAFTED = ("Shampoo", "CASPR")
 NAN = float("nan")
 ABSENT = object()
 
@@ -201,6 +204,15 @@ KEYWORDS = {
         fixed="right",
         methods=BLOCKED,
     ),
+    "moment": choice(
+        "entry",
+        "entry",
+        "row",
+        "block",
+        bad="column",
+        fixed="row",
+        methods=("EShampoo", "SOAP", *GRAFTED),
+    ),
     "exponent": Keyword(
         (0.5, 0.5, 0.5, 0.25, 1.0),
         ((0.0, "more than 0"), (-0.5, "more than 0"), (NAN, "more than 0")),
@@ -220,7 +232,10 @@ KEYWORDS = {
     "nonfinite": choice("skip", "raise", "propagate", bad="ignore"),
     "max_failures": Keyword((1, 3), ((0, "at least 1"),)),
     "record": switch(),
-    # Shampoo's own.
+    # Muon's own.
+    "momentum": Keyword((0.95, 0.5), ((1.0, "[0, 1)"), (-0.1, "[0, 1)")), methods=("Muon",)),
+    "ns_steps": Keyword((5, 3), ((0, "at least 1"),), methods=("Muon",)),
+    # Shampoo's own, and of those who graft.
     "variant": choice(
         "shampoo",
         "shampoo2",
@@ -238,14 +253,14 @@ KEYWORDS = {
         bad="lamb",
         live={"graft": {"graft": "rmsprop"}},
         fixed=None,
-        methods=("Shampoo",),
+        methods=GRAFTED,
     ),
     "graft_scope": choice(
         "block",
         "parameter",
         bad="layer",
         live={"graft_scope": {"graft_scope": "block"}},
-        methods=("Shampoo",),
+        methods=GRAFTED,
     ),
     "eigenvalues": choice(
         "stale",
@@ -374,7 +389,7 @@ class Pair:
 
     def __init__(self, method, tensors, dtype=torch.float64, **options):
         self.params = parameters(tensors, dtype)
-        self.optimizer = METHODS[method](self.params, **options)
+        self.optimizer = getattr(eshampoo, method)(self.params, **options)
         self.oracle = getattr(oracles, method)(self.params, **options)
 
     def change(self, **values):

@@ -334,6 +334,7 @@ class Oracle:
     oversize: str = "split"
     merge_dims: bool | str = True
     sides: str = "both"
+    moment: str = "entry"
     exponent: float = 0.5
     rms: float | None = None
     graft: str | None = None
@@ -425,7 +426,7 @@ class Oracle:
         if self.graft == "sgd":
             return M
         beta = 1.0 if self.graft == "adagrad" else self.betas[1]
-        block.lent = average(block.lent, G**2, beta)
+        block.lent = average(block.lent, self.shared(G**2), beta)
         D = block.lent / bias(beta, block.t) if self.graft == "adam" else block.lent
         return M / (D.sqrt() + self.eps)
 
@@ -454,6 +455,12 @@ class Oracle:
         M = self.momentum_(block, G)
         block.D = average(block.D, G**2, beta)
         return M / ((block.D / bias(beta, block.t)).sqrt() + self.eps)
+
+    def shared(self, X: Tensor) -> Tensor:
+        """X, or in place of every entry the mean of its row (its first mode) or of the block."""
+        if self.moment == "row":
+            return torch.stack([row.mean().expand_as(row) for row in X])
+        return X if self.moment == "entry" else X.mean().expand_as(X)
 
     def observe_(self, block: Block, G: Tensor) -> None:
         """L_i ← β2 L_i + (1−β2) G_(i) G_(i)ᵀ, Eq. (ema-shampoo)."""
@@ -552,7 +559,8 @@ class EShampoo(Oracle):
             block.A = average(block.A, torch.outer(G.flatten(), G.flatten()), beta2)
             D = self.optimal(block) / bias(beta2, block.t)
         else:
-            block.D = average(block.D, apply(transposed(block.Q), G) ** 2, beta3)
+            seen = self.shared(apply(transposed(block.Q), G) ** 2)
+            block.D = average(block.D, seen, beta3)
             D = block.D / bias(beta3, block.t)
         U = apply(transposed(block.Q), M) / (D**self.exponent + self.eps)
         if self.correction == "bounded":
@@ -658,9 +666,76 @@ class Shampoo(Oracle):
         beta2 = self.betas[1]
         if self.graft in (None, "sgd"):
             return M
-        block.D = average(block.D, G**2, 1.0 if self.graft == "adagrad" else beta2)
+        seen = self.shared(G**2)
+        block.D = average(block.D, seen, 1.0 if self.graft == "adagrad" else beta2)
         D = block.D / bias(beta2, block.t) if self.graft == "adam" else block.D
         return M / (D.sqrt() + self.eps)
+
+
+@dataclass
+class CASPR(Oracle):
+    """CASPR with the eigenvalues of every step in the current basis.
+
+    The published update of a matrix, (L^{-1/2}M + 2 L^{-1/4}MR^{-1/4} + MR^{-1/2})/4, is the mean
+    over both sides of a sum over both sides; for k modes the product of k such sums.
+    """
+
+    _: KW_ONLY
+    tau: float | Callable[[int], float] = 0.0
+    frequency: int | str = 100
+
+    def direction(self, block: Block, G: Tensor) -> Tensor:
+        block.t += 1
+        if block.elementwise:
+            return self.adam_(block, G, self.betas[1])
+        U = self.momentum_(block, G)
+        self.observe_(block, G)
+        if self.checks(block):
+            self.refresh_(block)
+        roots = {}
+        k = sum(L is not None for L in block.L)
+        for i, (L, Q) in enumerate(zip(block.L, block.Q, strict=True)):
+            if L is not None:
+                λ = positive((Q.T @ L @ Q).diag() / bias(self.betas[1], block.t), self.eps)
+                roots[i] = Q @ torch.diag(λ ** (-self.exponent / k)) @ Q.T
+        for _ in range(k):
+            U = sum(mode_product(A, U, i) for i, A in roots.items()) / k
+        return U
+
+
+@dataclass
+class Muon(Oracle):
+    """Muon: the polynomial of Newton–Schulz on the singular values of the momentum.
+
+    Vectors are under AdamW, without a look ahead.
+    """
+
+    _: KW_ONLY
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    ns_steps: int = 5
+    nesterov: bool = True
+
+    def cut(self, W: Tensor) -> list[Block]:
+        large = [d for d in W.shape if d != 1]
+        whole = len(large) > 1 and self.matrices == "kronecker"
+        modes = (large[0], math.prod(large[1:])) if whole else tuple(W.shape)
+        return [Block(modes, tuple(slice(0, d) for d in modes), [False] * len(modes))]
+
+    def direction(self, block: Block, G: Tensor) -> Tensor:
+        block.t += 1
+        if len(block.modes) != 2 or 1 in block.modes or self.matrices == "adam":
+            ahead, self.nesterov = self.nesterov, False
+            U = self.adam_(block, G, self.betas[1])
+            self.nesterov = ahead
+            return U
+        block.M = self.momentum * block.M + (1 - self.momentum) * G
+        M = self.momentum * block.M + (1 - self.momentum) * G if self.nesterov else block.M
+        U, σ, Vt = torch.linalg.svd(M, full_matrices=False)
+        σ = σ / torch.linalg.norm(σ)
+        for _ in range(self.ns_steps):
+            σ = 3.4445 * σ - 4.7750 * σ**3 + 2.0315 * σ**5
+        return 0.2 * math.sqrt(max(M.shape)) * U @ torch.diag(σ) @ Vt
 
 
 @dataclass
@@ -699,7 +774,9 @@ class SOAP(Oracle):
         block.t += 1
         beta2 = self.betas[1]
         M = self.momentum_(block, G)
-        block.D = average(block.D, apply(transposed(block.Q), G) ** 2, beta2)
+        squares = apply(transposed(block.Q), G) ** 2
+        seen = squares if block.elementwise else self.shared(squares)
+        block.D = average(block.D, seen, beta2)
         p = 0.5 if block.elementwise else self.exponent
         scaled = apply(transposed(block.Q), M) / (block.D**p + self.eps)
         U = bias(beta2, block.t) ** p * apply(block.Q, scaled)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..math.linalg import means
 from ..methods import Method
 from ..options import ADAM_KEYS
 from .blocks import called, is_sharded
@@ -139,7 +140,7 @@ def read_state(
                 f"the state of {called(p, names)} does not fit: {name!r} is "
                 f"{found.get(name, 'missing')} in the state and {shapes.get(name, 'absent')} "
                 "here. Load it into an optimizer with the same parameters and the same max_dim, "
-                "merge_dims, oversize, vectors, matrices, sides, graft and correction"
+                "merge_dims, oversize, vectors, matrices, sides, moment, graft and correction"
             )
     return saved, False
 
@@ -235,8 +236,12 @@ def fill_from_adam_(buckets: Sequence[Bucket], state: State) -> None:
         for name, stack in [("exp_avg", s.exp_avg), *moments]:
             value = _here(state[p][name], p, bucket)
             for position in positions:
-                block = bucket.blocks[position]
-                block.unmerged(stack[position]).copy_(block.of(value))
+                block, row = bucket.blocks[position], stack[position]
+                if stack.shape == s.exp_avg.shape:
+                    block.unmerged(row).copy_(block.of(value))
+                else:  # one number for many entries
+                    entries = block.of(value).reshape(1, *block.shape)
+                    row.copy_(means(entries, row.unsqueeze(0)).squeeze(0))
         s.step[positions] = float(state[p]["step"])
     for bucket in buckets:
         bucket.set_clock()

@@ -20,7 +20,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..math.linalg import average_, average_gram_, diagonal, per_block, rotate_, take, turn_
+from ..math.linalg import (
+    average_,
+    average_gram_,
+    diagonal,
+    means,
+    per_block,
+    rotate_,
+    take,
+    turn_,
+)
 from ..math.solvers import Change
 from ..options import Options
 from ..state.state import State
@@ -123,11 +132,14 @@ def change_basis_(
         A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
         turn_(A, mode, V, subset)
         turn_(A, order + mode, V, subset)
-    if s.exp_avg_sq is not None and o.correction == "basis_aware":
+    D = s.exp_avg_sq
+    if D is None or D.shape[mode + 1] != s.exp_avg.shape[mode + 1]:  # a mean, which stays
+        return
+    if o.correction == "basis_aware":
         # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
-        turn_(s.exp_avg_sq, mode, V.square(), subset)
-    elif turning and s.exp_avg_sq is not None and change.permutation is not None:
-        s.exp_avg_sq.copy_(take(s.exp_avg_sq, change.permutation, mode))
+        turn_(D, mode, V.square(), subset)
+    elif turning and change.permutation is not None:
+        D.copy_(take(D, change.permutation, mode))
 
 
 def settle_(s: State, live: Tensor) -> None:
@@ -158,12 +170,12 @@ def bias(beta: float, t: Tensor) -> Tensor:
 
 def momentum_bias(t: Tensor, o: Options) -> Tensor:
     """1 − β1^t, one step ahead with nesterov."""
-    return bias(o.betas[0], t + 1 if o.nesterov else t)
+    return bias(o.betas[0], t + 1 if o.ahead else t)
 
 
 def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
     """M̃, or with nesterov β1 M̃ + (1−β1) G̃."""
-    return torch.lerp(G, M, o.betas[0]) if o.nesterov else M
+    return torch.lerp(G, M, o.betas[0]) if o.ahead else M
 
 
 def power(X: Tensor, p: float) -> Tensor:
@@ -236,6 +248,9 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
         A = s.factors[0] if s.full is None else s.full
         D = diagonal(A).clamp_min(0.0).reshape(s.exp_avg.shape)
     least = rounding(s, o, averaged)
+    if o.moment != "entry":  # D has one number for many entries
+        average_(D, means(G.square(), D), o.beta_scale, per_block(c.share3, D))
+        D, averaged = D.expand_as(G), False
     if least is not None and p != 0.5:
         least = least ** (2 * p)
     bounded = o.correction == "bounded"
