@@ -29,7 +29,7 @@ KINDS = {
     "gradients of 1e-22": (1e-22, 1e-22),  # their squares are denormal
     "gradients stopped": (0.0, 1e-40),
 }
-# Muon has no basis; FullMatrixAdam would need a factor of size² × size² for the matrix of this benchmark.
+# Muon has no basis; FullMatrixAdam would need a factor of size² × size² for this matrix.
 METHODS = {method.__name__: method for method in CLASSES if method not in (FullMatrixAdam, Muon)}
 
 

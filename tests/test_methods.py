@@ -31,7 +31,7 @@ TWO_CHECKS = 2 * FULL_RANK + 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("method", ["EShampoo", "Shampoo", "KLShampoo"])
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo", "KLShampoo", "CASPR"])
 def test_every_order_and_every_blocking_follows_the_oracle(method, layout):
     options = {"tau": 0.0, "vectors": "full", **LAYOUTS[layout]}
     tensors, _ = problem(SHAPES, 0)
@@ -123,6 +123,16 @@ ESHAMPOO_OPTIONS = {
         "oversize": "identity",
         "max_dim": 3,
     },
+    "one number per row": {"moment": "row", "vectors": "adam"},
+    "one number per row of a block": {"moment": "row", "vectors": "adam", "max_dim": 3},
+    "one number per block": {"moment": "block", "max_dim": 3},
+    "one number per row, basis aware": {
+        "moment": "row",
+        "vectors": "adam",
+        "correction": "basis_aware",
+    },
+    "one number per row, sorted": {"moment": "row", "vectors": "adam", "solver": "power"},
+    "one number per row of both moments": {"moment": "row", "vectors": "adam", "graft": "adam"},
     "a small exponent": {"exponent": 0.2},
     "a large exponent": {"exponent": 1.0, "eps": 1e-4},
 }
@@ -155,14 +165,22 @@ SHARED_OPTIONS = [
     "a large exponent",
 ]
 ONE_SIDED = ["the left side", "the right side", "the smaller side"]
+MEANS = ["one number per row", "one number per block"]
 
 
 @pytest.mark.parametrize(
     ("method", "name"),
     [
         (method, name)
-        for method in ("Shampoo", "KLShampoo", "SOAP", "FullMatrixAdam")
-        for name in [*SHARED_OPTIONS, *ONE_SIDED, "partial", "matched slots", "tau in the middle"]
+        for method in ("Shampoo", "KLShampoo", "CASPR", "SOAP", "FullMatrixAdam")
+        for name in [
+            *SHARED_OPTIONS,
+            *ONE_SIDED,
+            *MEANS,
+            "partial",
+            "matched slots",
+            "tau in the middle",
+        ]
         if keywords_of(method).keys() >= ESHAMPOO_OPTIONS[name].keys()
     ],
 )
