@@ -122,7 +122,10 @@ def posed(method: str, options: dict) -> dict:
         options = {**options, "vectors": "adam"}
     if options.get("correction") == "bounded":  # the bound is of √D
         options = {**options, "exponent": 0.5}
-    if options.get("correction") in ("bounded", "optimal"):  # they speak of every entry of D
+    if "moment" in options and options.get("correction") in (
+        "bounded",
+        "optimal",
+    ):  # they speak of every entry of D
         options = {**options, "moment": "entry"}
     if options.get("moment") == "row":  # a block of one mode has no rows
         options = {**options, "vectors": "adam", "merge_dims": False}

@@ -369,3 +369,24 @@ def test_soap_only_observes_its_first_gradient():
     for W, p in zip(tensors, params, strict=True):
         assert not torch.equal(W, p.detach())
         assert optimizer.state[p]["step"].sum() == 1
+
+
+def test_caspr_is_the_published_update_of_a_matrix():
+    """(L^{-1/2}G + 2 L^{-1/4}GR^{-1/4} + GR^{-1/2})/4 with the sums of AdaGrad."""
+    tensors, grads = problem([(4, 4)], 6)
+    params = parameters(tensors)
+    options = {"betas": (0.0, 1.0), "eps": 1e-12, "frequency": 1, "merge_dims": False}
+    optimizer = METHODS["CASPR"](params, lr=1.0, weight_decay=0.0, **options)
+    L = R = torch.zeros(4, 4, dtype=torch.float64)
+
+    def power(A, exponent):
+        values, Q = torch.linalg.eigh(A)
+        return Q @ torch.diag(values**exponent) @ Q.T
+
+    for (G,) in grads:
+        before = params[0].detach().clone()
+        L, R = L + G @ G.T, R + G.T @ G
+        run(optimizer, params, [[G]])
+        both = 2 * power(L, -1 / 4) @ G @ power(R, -1 / 4)
+        expected = (power(L, -1 / 2) @ G + both + G @ power(R, -1 / 2)) / 4
+        assert_close(before - params[0].detach(), expected, 1e-8)
