@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from eshampoo import FullMatrixAdam, Muon
-from eshampoo.optimizers import CLASSES
+from eshampoo import CASPR, SOAP, EShampoo, KLShampoo, Shampoo
 
 STEPS = 64
 """Steps in which an optimizer has to clear denormal numbers away; it looks now and then."""
@@ -30,7 +29,7 @@ KINDS = {
     "gradients stopped": (0.0, 1e-40),
 }
 # Muon has no basis; FullMatrixAdam would need a factor of size² × size² for this matrix.
-METHODS = {method.__name__: method for method in CLASSES if method not in (FullMatrixAdam, Muon)}
+METHODS = {method.__name__: method for method in (EShampoo, Shampoo, SOAP, KLShampoo, CASPR)}
 
 
 def prepared(name: str, size: int, kind: str) -> tuple[Optimizer, Tensor]:

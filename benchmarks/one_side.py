@@ -16,7 +16,7 @@ BAR = 0.6  # of both, each
 
 def main() -> None:
     """Print the two ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="What a basis on one side saves")
     parser.add_argument("--shapes", default="vit_s", choices=shapes.MODELS)
     parser.add_argument("--side", default="right", choices=("left", "right", "smaller"))
     parser.add_argument("--threads", type=int, default=1)
