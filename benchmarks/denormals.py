@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from eshampoo import FullMatrixAdam
-from eshampoo.optimizers import CLASSES
+from eshampoo import CASPR, SOAP, EShampoo, KLShampoo, Shampoo
 
 STEPS = 64
 """Steps in which an optimizer has to clear denormal numbers away; it looks now and then."""
@@ -29,8 +28,8 @@ KINDS = {
     "gradients of 1e-22": (1e-22, 1e-22),  # their squares are denormal
     "gradients stopped": (0.0, 1e-40),
 }
-# FullMatrixAdam would need a factor of size² × size² for the matrix of this benchmark.
-METHODS = {method.__name__: method for method in CLASSES if method is not FullMatrixAdam}
+# Muon has no basis; FullMatrixAdam would need a factor of size² × size² for this matrix.
+METHODS = {method.__name__: method for method in (EShampoo, Shampoo, SOAP, KLShampoo, CASPR)}
 
 
 def prepared(name: str, size: int, kind: str) -> tuple[Optimizer, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from .options import Options
 from .state import cutting
 from .state.state import Home
-from .step import eigenvalues, phases
+from .step import eigenvalues, phases, polar
 from .step.phases import Divide, Statistic
 
 
@@ -35,7 +35,7 @@ class Method:
     # How the scale divides the momentum: D^{-p} ⊙ M̃.
     divide_: Divide = phases.eigenvalue_corrected_
     # p; Shampoo shares it out over the k factors of a block.
-    exponent: float = 0.5
+    exponent: Callable[[Options], float] = phases.as_asked
     # Where momentum and factors live.
     home: Home = "eigenbasis"
     # t before the first gradient; with -1 that one is not counted.
@@ -57,6 +57,7 @@ class Method:
             statistic=phases.gram,
             keeps=phases.one_moment,
             divide_=phases.adam_,
+            exponent=phases.one_half,
             home="eigenbasis",
         )
 
@@ -66,12 +67,16 @@ FULL_MATRIX_ADAM = Method("FullMatrixAdam", sides=cutting.one_side)
 SHAMPOO = Method(
     "Shampoo", keeps=eigenvalues.moment_of_graft, divide_=eigenvalues.momentum_, home="parameters"
 )
+CASPR = Method(
+    "CASPR", keeps=eigenvalues.moment_of_graft_beside, divide_=eigenvalues.by_sum_of_sides_
+)
 KL_SHAMPOO = Method(
     "KLShampoo",
     statistic=eigenvalues.whitened_gram,
     keeps=eigenvalues.nothing,
     divide_=eigenvalues.by_eigenvalues_,
 )
+MUON = Method("Muon", sides=cutting.whole, keeps=eigenvalues.nothing, divide_=polar.polar_)
 SOAP = Method(
     "SOAP",
     start=-1,

@@ -19,8 +19,10 @@ from .options import (
     Graft,
     GraftScope,
     Merge,
+    Moment,
     Options,
     Oversize,
+    Sides,
     Tau,
     Variant,
     Vectors,
@@ -60,8 +62,10 @@ def takes(options: Callable[P, Options]) -> Callable[[Plain[S]], Constructor[S, 
 
 @dataclass(frozen=True, kw_only=True)
 class EShampooOptions(Options):
-    """All but the keywords of Shampoo."""
+    """All but the keywords of Shampoo and Muon."""
 
+    momentum: float = field(default=0.95, init=False)
+    ns_steps: int = field(default=5, init=False)
     variant: Variant = field(default="shampoo", init=False)
     trace_scaling: bool = field(default=False, init=False)
     eigenvalues: Eigenvalues = field(default="stale", init=False)
@@ -73,8 +77,9 @@ class EShampoo(EigenbasisOptimizer):
 
         W ← W − α ( Q_L ( Q_LᵀM̃Q_R ⊘ (√D̃ + ε) ) Q_Rᵀ + λW ),   D ← β3 D + (1−β3) (Q_LᵀGQ_R)^{⊙2}
 
-    Until the first basis, at step F, it is AdamW. The first arguments are those of
-    `torch.optim.AdamW`. Every keyword is also a param-group key and is read anew at every step.
+    Each update has a fixed root mean square (`rms`). The paper's own rule is rms=None, budget=None,
+    frequency=F; until step F it is AdamW. The first arguments are those of `torch.optim.AdamW`.
+    Every keyword is also a param-group key and is read anew at every step.
     """
 
     method, options = methods.ESHAMPOO, EShampooOptions
@@ -93,6 +98,8 @@ class ShampooOptions(Options):
     budget: float | None = None
     graft: Graft | None = "adam"
     rms: float | None = None
+    momentum: float = field(default=0.95, init=False)
+    ns_steps: int = field(default=5, init=False)
     slots: Slots = field(default="rank", init=False)
     beta3: float | None = field(default=None, init=False)
     correction: Correction = field(default="naive", init=False)
@@ -111,6 +118,33 @@ class Shampoo(EigenbasisOptimizer):
     method, options = methods.SHAMPOO, ShampooOptions
 
     @takes(ShampooOptions)
+    def __init__(self, params: ParamsT, options: Options) -> None:
+        super().__init__(params, options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CASPROptions(ShampooOptions):
+    """Those of Shampoo without a graft; its roots are not cached."""
+
+    graft: Graft | None = None
+    variant: Variant = field(default="shampoo", init=False)
+    trace_scaling: bool = field(default=False, init=False)
+    eigenvalues: Eigenvalues = field(default="stale", init=False)
+
+
+@final
+class CASPR(EigenbasisOptimizer):
+    """CASPR: the two sides of a matrix are averaged instead of multiplied.
+
+        U = (L^{-1/2} M + 2 L^{-1/4} M R^{-1/4} + M R^{-1/2}) / 4
+          = Q_L ( ((λ_L^{-1/4} + λ_R^{-1/4})/2)² ⊙ (Q_LᵀMQ_R) ) Q_Rᵀ
+
+    with the eigenvalues of every step. For order k it is (Σ_i λ_i^{-1/(2k)} / k)^k.
+    """
+
+    method, options = methods.CASPR, CASPROptions
+
+    @takes(CASPROptions)
     def __init__(self, params: ParamsT, options: Options) -> None:
         super().__init__(params, options)
 
@@ -156,6 +190,7 @@ class KLShampooOptions(EShampooOptions):
     frequency: Frequency = 10
     budget: float | None = None
     rms: float | None = None
+    moment: Moment = field(default="entry", init=False)
     graft: Graft | None = field(default=None, init=False)
     graft_scope: GraftScope = field(default="parameter", init=False)
     slots: Slots = field(default="rank", init=False)
@@ -188,6 +223,8 @@ class FullMatrixAdamOptions(EShampooOptions):
     vectors: Vectors = "full"
     graft: Graft | None = field(default=None, init=False)
     graft_scope: GraftScope = field(default="parameter", init=False)
+    sides: Sides = field(default="both", init=False)
+    moment: Moment = field(default="entry", init=False)
     oversize: Oversize = field(default="split", init=False)
     merge_dims: Merge = field(default=True, init=False)
 
@@ -209,4 +246,60 @@ class FullMatrixAdam(EigenbasisOptimizer):
         super().__init__(params, options)
 
 
-CLASSES = (EShampoo, Shampoo, SOAP, KLShampoo, FullMatrixAdam)
+@dataclass(frozen=True, kw_only=True)
+class MuonOptions(EShampooOptions):
+    """As `torch.optim.Muon`; nothing that speaks of a basis, of D or of blocks."""
+
+    weight_decay: float = field(default=0.1, kw_only=False)
+    momentum: float = 0.95
+    ns_steps: int = 5
+    nesterov: bool = True
+    tau: Tau = field(default=1.0, init=False)
+    frequency: Frequency = field(default=50, init=False)
+    novelty: float = field(default=0.1, init=False)
+    budget: float | None = field(default=None, init=False)
+    sides: Sides = field(default="both", init=False)
+    moment: Moment = field(default="entry", init=False)
+    exponent: float = field(default=0.5, init=False)
+    graft: Graft | None = field(default=None, init=False)
+    graft_scope: GraftScope = field(default="parameter", init=False)
+    rms: float | None = field(default=None, init=False)
+    solver: Solver = field(default="eigh", init=False)
+    slots: Slots = field(default="rank", init=False)
+    refresh_to: float = field(default=0.5, init=False)
+    qr_iterations: int = field(default=10, init=False)
+    beta3: float | None = field(default=None, init=False)
+    correction: Correction = field(default="naive", init=False)
+    vectors: Vectors = field(default="adam", init=False)
+    max_dim: int = field(default=1024, init=False)
+    oversize: Oversize = field(default="split", init=False)
+    merge_dims: Merge = field(default=True, init=False)
+    max_failures: int = field(default=3, init=False)
+    record: bool = field(default=False, init=False)
+
+    @property
+    def ahead(self) -> bool:
+        """The AdamW beside Muon does not look ahead."""
+        return False
+
+
+@final
+class Muon(EigenbasisOptimizer):
+    """Muon with the step size of AdamW (Liu et al., 2025): the polar factor of the momentum.
+
+        W ← W − α ( 0.2 √max(m, n) · polar(M) + λW ),   M ← μM + (1−μ)G
+
+    by Newton–Schulz in the precision of the state, all layers of one shape at a time. It is
+    `torch.optim.Muon` with adjust_lr_fn="match_rms_adamw". Kernels of convolutions are joined to
+    their inputs. Vectors, and groups with matrices="adam" (embeddings and the head: see
+    `parameter_groups`), are under AdamW.
+    """
+
+    method, options = methods.MUON, MuonOptions
+
+    @takes(MuonOptions)
+    def __init__(self, params: ParamsT, options: Options) -> None:
+        super().__init__(params, options)
+
+
+CLASSES = (EShampoo, Shampoo, SOAP, KLShampoo, CASPR, FullMatrixAdam, Muon)

@@ -46,6 +46,8 @@ Oversize = Literal["split", "identity"]
 Merge = bool | Literal["kernel"]
 NonFinite = Literal["skip", "raise", "propagate"]
 Precision = Literal["highest", "inherit"]
+Sides = Literal["both", "left", "right", "smaller"]
+Moment = Literal["entry", "row", "block"]
 Variant = Literal["shampoo", "shampoo2"]
 Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
 GraftScope = Literal["block", "parameter"]
@@ -90,15 +92,25 @@ class Options:
             `novelty` of a factor's average is new since the last check; the first at step 1.
         novelty: ν in (0, 1]; that share, with frequency="auto".
         budget: the most that the bases of a factor may cost, as a share of the arithmetic of its
-            plain steps; the first three are free, and a basis that is due without credit waits for
-            another check (`basis_report()` says how often). None: no limit.
-        variant: "shampoo", or "shampoo2" with L^{-1/2} per factor.
+            plain steps, beyond 3 log₂(1 + t/2) of them, which are free. A basis that is due without
+            credit waits for another check (`basis_report()` says how often). None: no limit.
+        sides: which sides of a matrix have a basis: "both", or one alone, "left", "right" or
+            "smaller" (one-sided Shampoo, ASGO), without products and state for the other. With more
+            dimensions "left" is the first and "right" the last.
+        moment: what D, and the moment of the grafting method, have one number for: every "entry" of
+            a block, every "row", or the "block" (Adam-mini's saving).
+        exponent: p of D^{-p}; 1 for the statistics of the Fisher. Parameters under Adam keep 1/2.
+        variant: "shampoo", with L^{-p/k} for each of k factors, or "shampoo2" with L^{-p}.
         trace_scaling: divide by S = Tr L = Tr R, shared out as Tr^{-(k-1)/k} per factor.
         graft: the method whose norm the update takes: "adam", "rmsprop", "adagrad", "sgd" or None.
             Before the first basis it takes the step alone.
         graft_scope: norms of the whole "parameter" or of each "block".
-        rms: the root mean square that the update of every block with a basis is scaled to, or None;
-            not together with `graft`.
+        rms: the root mean square that the update of every block with a basis is scaled to: the
+            learning rate then means the same in every layer and method. √D counts as at least a
+            thousandth of its root mean square, and no entry beyond Adam's own bound. None: the
+            paper's rule, sizes as they come. Not together with `graft`.
+        momentum: μ of Muon's momentum; `betas` are those of the AdamW beside it.
+        ns_steps: iterations of Newton–Schulz.
         eigenvalues: "stale", frozen with the basis, or "fresh", diag Λ̂ at every check.
         solver: "eigh"; "qr", Algorithm 4; "power", SOAP's single step; "partial", which
             diagonalises only the coordinates that carry the excess error.
@@ -112,13 +124,13 @@ class Options:
             by V^{⊙2} (appendix); "optimal" takes diag(QᵀAQ) from the full matrix A (Algorithm 1;
             blocks of at most 4096 elements).
         vectors: 1-D parameters: "adam", or "full" for full-matrix Adam.
-        matrices: parameters of two and more dimensions: "kronecker", or "adam".
+        matrices: parameters of two and more dimensions: "kronecker", by the method, or "adam".
         max_dim: larger dimensions are split into blocks.
         oversize: dimensions above max_dim: "split", or "identity" for no basis on that side.
         merge_dims: True merges neighbouring dimensions, from the last, while their product ≤
             max_dim; a parameter that merges into one mode gets full-matrix Adam. "kernel" joins
             the kernel of a convolution to its inputs, and leaves matrices alone.
-        nesterov: look one step ahead in the momentum, as in NAdam.
+        nesterov: look one step ahead in the momentum, as in NAdam; Muon's own momentum alone.
         maximize: ascend.
         process_group: share work and state over this group of `torch.distributed`.
         nonfinite: a gradient with NaN or Inf: "skip" leaves its block out of the step, "raise"
@@ -143,11 +155,16 @@ class Options:
     frequency: Frequency = keyword("auto", FREQUENCY)
     novelty: float = keyword(0.1, ABOVE_0)
     budget: float | None = keyword(0.25, AT_LEAST_0_OR_NONE)
+    sides: Sides = keyword("both", one_of(Sides))
+    moment: Moment = keyword("entry", one_of(Moment))
+    exponent: float = keyword(0.5, POSITIVE)
     variant: Variant = keyword("shampoo", one_of(Variant))
     trace_scaling: bool = keyword(False, SWITCH)
     graft: Graft | None = keyword(None, one_of(Graft, None))
     graft_scope: GraftScope = keyword("parameter", one_of(GraftScope))
     rms: float | None = keyword(0.4, POSITIVE_OR_NONE)
+    momentum: float = keyword(0.95, BELOW_1)
+    ns_steps: int = keyword(5, COUNT)
     eigenvalues: Eigenvalues = keyword("stale", one_of(Eigenvalues))
     solver: Solver = keyword("eigh", one_of(Solver))
     slots: Slots = keyword("rank", one_of(Slots))
@@ -201,11 +218,10 @@ class Options:
         beta1, beta2 = options.betas
         BELOW_1.check("betas[0]", beta1)
         SHARE.check("betas[1]", beta2)
-        if options.rms is not None and options.graft is not None:
-            raise ValueError(
-                f"rms={options.rms!r} and graft={options.graft!r} both set the size of an update; "
-                "leave one of them at None"
-            )
+        for contradicts, names, why in CONTRADICTIONS:
+            if contradicts(options):
+                both = " and ".join(f"{name}={getattr(options, name)!r}" for name in names)
+                raise ValueError(f"{both} {why}")
         beta_scale = beta2 if options.beta3 is None else options.beta3
         object.__setattr__(options, "beta_scale", beta_scale)
         F = options.frequency
@@ -217,9 +233,16 @@ class Options:
     def bounded(self) -> bool:
         """Whether entries are cut off at Adam's own bound.
 
-        Where the size of an update is fixed, one entry beyond it would be at the cost of all others.
+        Where the size of an update is fixed, an entry beyond it would be at the cost of all others.
+        Another p, or one number of D for many entries, has no such bound.
         """
-        return self.correction == "bounded" or self.rms is not None
+        as_adam = self.exponent == 0.5 and self.moment == "entry"
+        return self.correction == "bounded" or (self.rms is not None and as_adam)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether momentum of Adam's kind looks one step ahead."""
+        return self.nesterov
 
     @property
     def graft_moment(self) -> bool:
@@ -235,6 +258,8 @@ class Options:
             "merge_dims": self.merge_dims,
             "vectors": self.vectors,
             "matrices": self.matrices,
+            "sides": self.sides,
+            "moment": self.moment,
             "graft with a second moment": self.graft_moment,
             "correction='optimal'": self.correction == "optimal",
         }
@@ -257,6 +282,30 @@ class Options:
         return float(value)
 
 
+# Values that do not go together: the test, their names, and what an error says of them.
+CONTRADICTIONS: tuple[tuple[Callable[[Options], bool], tuple[str, str], str], ...] = (
+    (
+        lambda o: o.rms is not None and o.graft is not None,
+        ("rms", "graft"),
+        "both set the size of an update; leave one of them at None",
+    ),
+    (
+        lambda o: o.sides != "both" and o.vectors == "full",
+        ("sides", "vectors"),
+        "contradict each other, for a vector has one side; set sides='both' or vectors='adam'",
+    ),
+    (
+        lambda o: o.exponent != 0.5 and o.correction == "bounded",
+        ("exponent", "correction"),
+        "contradict each other, for Adam's bound is of √D; set exponent=0.5 or correction='naive'",
+    ),
+    (
+        lambda o: o.moment != "entry" and o.correction in ("bounded", "optimal"),
+        ("moment", "correction"),
+        "contradict each other, for it speaks of every entry of D; set moment='entry' or "
+        "correction='naive'",
+    ),
+)
 _RULES: dict[str, Rule] = {f.name: f.metadata["rule"] for f in fields(Options) if f.metadata}
 
 

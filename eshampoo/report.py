@@ -11,7 +11,7 @@ from .state.bucket import Bucket
 class FactorReport(NamedTuple):
     """How one factor of one block of one parameter fared.
 
-    A parameter under plain Adam has no factor. If gradients of it were skipped, it has one row with
+    A parameter without a basis has no factor. If gradients of it were skipped, it has one row with
     mode -1 and size 0, which says how many.
 
     Attributes:
@@ -52,7 +52,7 @@ def factor_reports(
     skipped, counters = bucket.state.skipped.tolist(), bucket.counters
     for position, block in enumerate(bucket.blocks):
         p = block.parameter
-        if bucket.elementwise and skipped[position] > 0:
+        if not bucket.modes and skipped[position] > 0:
             count, shape = int(skipped[position]), tuple(p.shape)
             yield p, FactorReport(names.get(p), shape, 0, -1, 0, 0, 0, 0, 0.0, 0.0, 0, count, ())
         for k, mode in enumerate(bucket.modes):

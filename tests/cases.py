@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from eshampoo import schedules
+import eshampoo
+from eshampoo import Muon, schedules
 from eshampoo.optimizers import CLASSES
 
-METHODS = {cls.__name__: cls for cls in CLASSES}
+# Muon has no basis, and a test file of its own.
+METHODS = {cls.__name__: cls for cls in CLASSES if cls is not Muon}
 
 # Orders 0 to 4 with dimensions of 1; every factor has full rank after 24 gradients at the latest.
 SHAPES = [(), (1,), (6,), (4, 3), (3, 7), (1, 5), (5, 1, 3), (2, 3, 4), (3, 2, 2, 2)]
@@ -44,6 +46,7 @@ BLOCKED = tuple(method for method in METHODS if method != "FullMatrixAdam")
 # For tests that take long, so that `make check` has one method and `make test` all of them.
 FIRST_IS_FAST = ["EShampoo", *(pytest.param(m, marks=pytest.mark.slow) for m in [*METHODS][1:])]
 CORRECTED = ("EShampoo", "FullMatrixAdam")
+GRAFTED = ("Shampoo", "CASPR")
 NAN = float("nan")
 ABSENT = object()
 # Switches of torch's own optimizers, which are taken but cannot be on.
@@ -196,6 +199,31 @@ KEYWORDS = {
     "merge_dims": Keyword(
         (False, True, "kernel"), (("all", "False, True, 'kernel'"),), fixed=True, methods=BLOCKED
     ),
+    "sides": choice(
+        "both",
+        "both",
+        "left",
+        "right",
+        "smaller",
+        bad="upper",
+        fixed="right",
+        methods=BLOCKED,
+    ),
+    "moment": choice(
+        "entry",
+        "entry",
+        "row",
+        "block",
+        bad="column",
+        fixed="row",
+        methods=("EShampoo", "SOAP", *GRAFTED),
+    ),
+    "exponent": Keyword(
+        (0.5, 0.5, 0.5, 0.25, 1.0),
+        ((0.0, "more than 0"), (-0.5, "more than 0"), (NAN, "more than 0")),
+        wrong=(None, "half"),
+        live={"exponent": {"exponent": 0.3}},
+    ),
     "rms": Keyword(
         (None, None, 0.4),
         ((0.0, "more than 0"), (-0.4, "more than 0"), (NAN, "more than 0")),
@@ -215,7 +243,10 @@ KEYWORDS = {
     "capturable": Keyword((None, False), ((True, "CUDA graph"),)),
     "differentiable": Keyword((None, False), ((True, "in place"),)),
     "amsgrad": Keyword((None, False), ((True, "second moment"),)),
-    # Shampoo's own.
+    # Muon's own.
+    "momentum": Keyword((0.95, 0.5), ((1.0, "[0, 1)"), (-0.1, "[0, 1)")), methods=("Muon",)),
+    "ns_steps": Keyword((5, 3), ((0, "at least 1"),), methods=("Muon",)),
+    # Shampoo's own, and of those who graft.
     "variant": choice(
         "shampoo",
         "shampoo2",
@@ -233,14 +264,14 @@ KEYWORDS = {
         bad="lamb",
         live={"graft": {"graft": "rmsprop"}},
         fixed=None,
-        methods=("Shampoo",),
+        methods=GRAFTED,
     ),
     "graft_scope": choice(
         "block",
         "parameter",
         bad="layer",
         live={"graft_scope": {"graft_scope": "block"}},
-        methods=("Shampoo",),
+        methods=GRAFTED,
     ),
     "eigenvalues": choice(
         "stale",
@@ -372,7 +403,7 @@ class Pair:
 
     def __init__(self, method, tensors, dtype=torch.float64, **options):
         self.params = parameters(tensors, dtype)
-        self.optimizer = METHODS[method](self.params, **options)
+        self.optimizer = getattr(eshampoo, method)(self.params, **options)
         self.oracle = getattr(oracles, method)(self.params, **options)
 
     def change(self, **values):

@@ -127,6 +127,19 @@ def posed(method: str, options: dict) -> dict:
     """The options, without those that make a problem ill-posed."""
     if method == "SOAP":  # its first basis comes from one gradient: only whole square blocks
         options = {**options, "vectors": "adam", "merge_dims": False, "max_dim": 24}
+    if options.get("sides", "both") != "both":  # a vector has one side
+        options = {**options, "vectors": "adam"}
+    if options.get("correction") == "bounded":  # the bound is of √D
+        options = {**options, "exponent": 0.5}
+    if "moment" in options and options.get("correction") in (
+        "bounded",
+        "optimal",
+    ):  # they speak of every entry of D
+        options = {**options, "moment": "entry"}
+    if options.get("moment") == "row":  # a block of one mode has no rows
+        options = {**options, "vectors": "adam", "merge_dims": False}
+    if options.get("graft") is not None:  # both set the size of an update
+        options = {**options, "rms": None}
     return options
 
 
@@ -219,9 +232,9 @@ class Trial:
     def changes(self) -> dict:
         late = any(t <= self.frequency for t, _ in self.case.missing)
         # Either may bring a check at which a basis is computed too early.
-        own = {
-            k: v for k, v in self.case.changes.items() if not (late and k in ("frequency", "tau"))
-        }
+        bounded = self.case.groups[0].get("correction") == "bounded"
+        left = ("frequency", "tau") * late + ("exponent",) * bounded
+        own = {k: v for k, v in self.case.changes.items() if k not in left}
         return posed(self.case.method, own) if "eps" in own else own
 
     def follow(self, disturbance: float = 0.0, seed: int = 0):

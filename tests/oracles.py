@@ -357,6 +357,9 @@ class Oracle:
     max_dim: int = 1024
     oversize: str = "split"
     merge_dims: bool | str = False
+    sides: str = "both"
+    moment: str = "entry"
+    exponent: float = 0.5
     rms: float | None = 0.4
     graft: str | None = None
     graft_scope: str = "parameter"
@@ -390,6 +393,13 @@ class Oracle:
                 b and min(d, self.max_dim) < 8 * r
                 for b, d, r in zip(based, modes, rest, strict=True)
             ]
+            if self.sides != "both":  # only one of them, of equally small ones the last
+                small = max(i for i, d in enumerate(modes) if d == min(modes))
+                only = {"left": 0, "right": len(modes) - 1, "smaller": small}[self.sides]
+                based = [b and i == only for i, b in enumerate(based)]
+        if not any(based):
+            whole = tuple(slice(0, d) for d in W.shape)
+            return [Block(tuple(W.shape), whole, [False] * W.ndim)]
         kernel = self.merge_dims == "kernel" and len([d for d in W.shape if d != 1]) > len(modes)
         width = math.prod([d for d in W.shape if d != 1][2:]) if kernel else 1
         # The joined side is cut between inputs, never inside a kernel.
@@ -442,7 +452,7 @@ class Oracle:
         if self.graft == "sgd":
             return M
         beta = 1.0 if self.graft == "adagrad" else self.betas[1]
-        block.lent = average(block.lent, G**2, beta)
+        block.lent = average(block.lent, self.shared(G**2), beta)
         D = block.lent / bias(beta, block.t) if self.graft == "adam" else block.lent
         return M / (D.sqrt() + self.eps)
 
@@ -472,6 +482,11 @@ class Oracle:
         block.D = average(block.D, G**2, beta)
         return M / ((block.D / bias(beta, block.t)).sqrt() + self.eps)
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a fixed size makes Adam's bound hold for every entry."""
+        return self.rms is not None and self.exponent == 0.5 and self.moment == "entry"
+
     def floored(self, block: Block, D: Tensor, beta: float) -> Tensor:
         """√D; with `rms`, in a basis of its own, at least a thousandth of √(E‖G‖²/∏d)."""
         if self.rms is None or not any(block.computed):
@@ -480,6 +495,11 @@ class Oracle:
         energy = next(L for L in block.L if L is not None).trace().item()
         energy *= counts[beta] / counts[self.betas[1]]
         return D.sqrt().clamp(min=1e-3 * math.sqrt(energy / D.numel()))
+    def shared(self, X: Tensor) -> Tensor:
+        """X, or in place of every entry the mean of its row (its first mode) or of the block."""
+        if self.moment == "row":
+            return torch.stack([row.mean().expand_as(row) for row in X])
+        return X if self.moment == "entry" else X.mean().expand_as(X)
 
     def observe_(self, block: Block, G: Tensor) -> None:
         """L_i ← β2 L_i + (1−β2) G_(i) G_(i)ᵀ, Eq. (ema-shampoo)."""
@@ -579,10 +599,11 @@ class EShampoo(Oracle):
             block.A = average(block.A, torch.outer(G.flatten(), G.flatten()), beta2)
             D = self.optimal(block)
         else:
-            block.D = D = average(block.D, apply(transposed(block.Q), G) ** 2, beta3)
+            seen = self.shared(apply(transposed(block.Q), G) ** 2)
+            block.D = D = average(block.D, seen, beta3)
         root = self.floored(block, D, beta3) / math.sqrt(bias(beta3, block.t))
-        U = apply(transposed(block.Q), M) / (root + self.eps)
-        if self.correction == "bounded" or self.rms is not None:
+        U = apply(transposed(block.Q), M) / (root ** (2 * self.exponent) + self.eps)
+        if self.correction == "bounded" or self.is_bounded:
             c = bound(self, block.t, beta3)
             U = U.clamp(-c, c)
         return apply(block.Q, U)
@@ -657,14 +678,14 @@ class Shampoo(Oracle):
                 block.root[i] = self.root(block, i)
 
     def root(self, block: Block, i: int) -> Tensor:
-        """Q (Λ + ε)^e Qᵀ with Λ = diag(Qᵀ L Q)/(1−β2^t), e = −1/2k or (Shampoo²) −1/2."""
+        """Q (Λ + ε)^e Qᵀ with Λ = diag(Qᵀ L Q)/(1−β2^t), e = −p/k or (Shampoo²) −p."""
         k = sum(L is not None for L in block.L)
         L = block.L[i] / bias(self.betas[1], block.t)
         Q = block.Q[i]
         λ = (Q.T @ L @ Q).diag()
         if self.trace_scaling and L.trace() > 0:
             λ = λ * L.trace() ** (-(k - 1) / k)
-        exponent = -1 / (2 * k) if self.variant == "shampoo" else -1 / 2
+        exponent = -self.exponent / k if self.variant == "shampoo" else -self.exponent
         return Q @ torch.diag(positive(λ, self.eps) ** exponent) @ Q.T
 
     def graft_(self, block: Block, G: Tensor, M: Tensor) -> Tensor:
@@ -672,9 +693,79 @@ class Shampoo(Oracle):
         beta2 = self.betas[1]
         if self.graft in (None, "sgd"):
             return M
-        block.D = average(block.D, G**2, 1.0 if self.graft == "adagrad" else beta2)
+        seen = self.shared(G**2)
+        block.D = average(block.D, seen, 1.0 if self.graft == "adagrad" else beta2)
         D = block.D / bias(beta2, block.t) if self.graft == "adam" else block.D
         return M / (D.sqrt() + self.eps)
+
+
+@dataclass
+class CASPR(Oracle):
+    """CASPR with the eigenvalues of every step in the current basis.
+
+    The published update of a matrix, (L^{-1/2}M + 2 L^{-1/4}MR^{-1/4} + MR^{-1/2})/4, is the mean
+    over both sides of a sum over both sides; for k modes the product of k such sums.
+    """
+
+    _: KW_ONLY
+    tau: float | Callable[[int], float] = 0.0
+    frequency: int | str = 100
+    budget: float | None = None
+    rms: float | None = None
+
+    def direction(self, block: Block, G: Tensor) -> Tensor:
+        block.t += 1
+        if block.elementwise:
+            return self.adam_(block, G, self.betas[1])
+        U = self.momentum_(block, G)
+        self.observe_(block, G)
+        if self.checks(block):
+            self.refresh_(block)
+        roots = {}
+        k = sum(L is not None for L in block.L)
+        for i, (L, Q) in enumerate(zip(block.L, block.Q, strict=True)):
+            if L is not None:
+                λ = positive((Q.T @ L @ Q).diag() / bias(self.betas[1], block.t), self.eps)
+                roots[i] = Q @ torch.diag(λ ** (-self.exponent / k)) @ Q.T
+        for _ in range(k):
+            U = sum(mode_product(A, U, i) for i, A in roots.items()) / k
+        return U
+
+
+@dataclass
+class Muon(Oracle):
+    """Muon: the polynomial of Newton–Schulz on the singular values of the momentum.
+
+    Vectors are under AdamW, without a look ahead.
+    """
+
+    _: KW_ONLY
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    ns_steps: int = 5
+    nesterov: bool = True
+    rms: float | None = None
+
+    def cut(self, W: Tensor) -> list[Block]:
+        large = [d for d in W.shape if d != 1]
+        whole = len(large) > 1 and self.matrices == "kronecker"
+        modes = (large[0], math.prod(large[1:])) if whole else tuple(W.shape)
+        return [Block(modes, tuple(slice(0, d) for d in modes), [False] * len(modes))]
+
+    def direction(self, block: Block, G: Tensor) -> Tensor:
+        block.t += 1
+        if len(block.modes) != 2 or 1 in block.modes or self.matrices == "adam":
+            ahead, self.nesterov = self.nesterov, False
+            U = self.adam_(block, G, self.betas[1])
+            self.nesterov = ahead
+            return U
+        block.M = self.momentum * block.M + (1 - self.momentum) * G
+        M = self.momentum * block.M + (1 - self.momentum) * G if self.nesterov else block.M
+        U, σ, Vt = torch.linalg.svd(M, full_matrices=False)
+        σ = σ / torch.linalg.norm(σ)
+        for _ in range(self.ns_steps):
+            σ = 3.4445 * σ - 4.7750 * σ**3 + 2.0315 * σ**5
+        return 0.2 * math.sqrt(max(M.shape)) * U @ torch.diag(σ) @ Vt
 
 
 @dataclass
@@ -714,12 +805,14 @@ class SOAP(Oracle):
         block.t += 1
         beta2 = self.betas[1]
         M = self.momentum_(block, G)
-        block.D = average(block.D, apply(transposed(block.Q), G) ** 2, beta2)
+        squares = apply(transposed(block.Q), G) ** 2
+        seen = squares if block.elementwise else self.shared(squares)
+        block.D = average(block.D, seen, beta2)
+        p = 0.5 if block.elementwise else self.exponent
         self.observe_(block, G)
-        root = self.floored(block, block.D, beta2)
-        scaled = apply(transposed(block.Q), M) / (root + self.eps)
-        scaled *= math.sqrt(bias(beta2, block.t))
-        if self.rms is not None:
+        root = self.floored(block, block.D, beta2) ** (2 * p)
+        scaled = apply(transposed(block.Q), M) / (root + self.eps) * bias(beta2, block.t) ** p
+        if self.is_bounded and not block.elementwise:
             c = bound(self, block.t, beta2)
             scaled = scaled.clamp(-c, c)
         U = apply(block.Q, scaled)
@@ -753,7 +846,7 @@ class KLShampoo(Oracle):
         root = torch.ones_like(M)
         for i, λ in enumerate(self.spectra(block, block.t)):
             if λ is not None:
-                root = mode_product(torch.diag(λ.sqrt()), root, i)
+                root = mode_product(torch.diag(λ**self.exponent), root, i)
         return apply(block.Q, apply(transposed(block.Q), M) / (root + self.eps))
 
     def observe_(self, block: Block, G: Tensor) -> None:

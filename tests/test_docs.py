@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import eshampoo
+from eshampoo.optimizers import CLASSES
 
 ROOT = Path(eshampoo.__file__).parents[1]
 # Modules of the library, its lab and the benchmarks, in every folder, that show an example.
@@ -45,7 +46,7 @@ def test_the_code_of_the_readme_runs_from_top_to_bottom(monkeypatch, tmp_path):
 def test_everything_public_is_documented():
     for name in eshampoo.__all__:
         assert getattr(eshampoo, name).__doc__, name
-    for name in ("EShampoo", "Shampoo", "SOAP", "KLShampoo", "FullMatrixAdam"):
+    for name in (cls.__name__ for cls in CLASSES):
         cls = getattr(eshampoo, name)
         assert cls.__final__, name
         assert cls.__mro__[1].__name__ == "EigenbasisOptimizer"

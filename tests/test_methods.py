@@ -33,7 +33,7 @@ TWO_CHECKS = 2 * FULL_RANK + 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("method", ["EShampoo", "Shampoo", "KLShampoo"])
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo", "KLShampoo", "CASPR"])
 def test_every_order_and_every_blocking_follows_the_oracle(method, layout):
     options = {"tau": 0.0, "vectors": "full", **LAYOUTS[layout]}
     tensors, _ = problem(SHAPES, 0)
@@ -115,6 +115,28 @@ ESHAMPOO_OPTIONS = {
     "a schedule of tau": {"tau": schedules.piecewise((30,), (0.0, 1.0))},
     "a line of tau": {"tau": schedules.linear(0.0, 0.5, 40)},
     "matrices under Adam": {"matrices": "adam", "vectors": "full"},
+    "the left side": {"sides": "left", "vectors": "adam"},
+    "the right side": {"sides": "right", "vectors": "adam"},
+    "the smaller side": {"sides": "smaller", "vectors": "adam"},
+    "the right side in blocks": {"sides": "right", "vectors": "adam", "max_dim": 2},
+    "the right side, small enough": {
+        "sides": "right",
+        "vectors": "adam",
+        "oversize": "identity",
+        "max_dim": 3,
+    },
+    "one number per row": {"moment": "row", "vectors": "adam"},
+    "one number per row of a block": {"moment": "row", "vectors": "adam", "max_dim": 3},
+    "one number per block": {"moment": "block", "max_dim": 3},
+    "one number per row, basis aware": {
+        "moment": "row",
+        "vectors": "adam",
+        "correction": "basis_aware",
+    },
+    "one number per row, sorted": {"moment": "row", "vectors": "adam", "solver": "power"},
+    "one number per row of both moments": {"moment": "row", "vectors": "adam", "graft": "adam"},
+    "a small exponent": {"exponent": 0.2},
+    "a large exponent": {"exponent": 1.0, "eps": 1e-4},
 }
 
 
@@ -148,7 +170,11 @@ SHARED_OPTIONS = [
     "maximize",
     "qr",
     "power",
+    "a small exponent",
+    "a large exponent",
 ]
+ONE_SIDED = ["the left side", "the right side", "the smaller side"]
+MEANS = ["one number per row", "one number per block"]
 
 
 @pytest.mark.parametrize(
@@ -156,9 +182,16 @@ SHARED_OPTIONS = [
     thinned(
         {
             f"{method}-{name}": (method, name)
-            for method in ("Shampoo", "KLShampoo", "SOAP", "FullMatrixAdam")
-            for name in [*SHARED_OPTIONS, "partial", "matched slots", "tau in the middle"]
-            if name != "matched slots" or "slots" in keywords_of(method)
+            for method in ("Shampoo", "KLShampoo", "CASPR", "SOAP", "FullMatrixAdam")
+            for name in [
+                *SHARED_OPTIONS,
+                *ONE_SIDED,
+                *MEANS,
+                "partial",
+                "matched slots",
+                "tau in the middle",
+            ]
+            if keywords_of(method).keys() >= ESHAMPOO_OPTIONS[name].keys()
         },
         lambda method, name: {method, name},
     ),
@@ -349,3 +382,24 @@ def test_soap_only_observes_its_first_gradient():
     for W, p in zip(tensors, params, strict=True):
         assert not torch.equal(W, p.detach())
         assert optimizer.state[p]["step"].sum() == 1
+
+
+def test_caspr_is_the_published_update_of_a_matrix():
+    """(L^{-1/2}G + 2 L^{-1/4}GR^{-1/4} + GR^{-1/2})/4 with the sums of AdaGrad."""
+    tensors, grads = problem([(4, 4)], 6)
+    params = parameters(tensors)
+    options = {"betas": (0.0, 1.0), "eps": 1e-12, "frequency": 1, "merge_dims": False}
+    optimizer = METHODS["CASPR"](params, lr=1.0, weight_decay=0.0, **options)
+    L = R = torch.zeros(4, 4, dtype=torch.float64)
+
+    def power(A, exponent):
+        values, Q = torch.linalg.eigh(A)
+        return Q @ torch.diag(values**exponent) @ Q.T
+
+    for (G,) in grads:
+        before = params[0].detach().clone()
+        L, R = L + G @ G.T, R + G.T @ G
+        run(optimizer, params, [[G]])
+        both = 2 * power(L, -1 / 4) @ G @ power(R, -1 / 4)
+        expected = (power(L, -1 / 2) @ G + both + G @ power(R, -1 / 2)) / 4
+        assert_close(before - params[0].detach(), expected, 1e-8)

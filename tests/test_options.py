@@ -30,7 +30,9 @@ from cases import (
     trained,
 )
 
+import eshampoo
 from eshampoo import EShampoo
+from eshampoo.optimizers import CLASSES
 
 BAD = [
     (keyword.methods[0], name, value, rule)
@@ -46,7 +48,7 @@ WRONG = [(name, value) for name, keyword in KEYWORDS.items() for value in keywor
 
 
 def test_the_table_of_keywords_has_those_of_every_class():
-    for method, build in METHODS.items():
+    for method, build in ((cls.__name__, cls) for cls in CLASSES):
         offered = {*inspect.signature(build).parameters} - {"params"}
         assert {*keywords_of(method)} <= offered <= {*KEYWORDS}, method
 
@@ -71,13 +73,13 @@ def check(error, name, value, rule):
 def test_a_bad_value_is_refused_by_constructor_group_and_step(method, name, value, rule):
     (p, q) = parameters([torch.ones(3, 3), torch.ones(2)])
     with pytest.raises(ValueError) as error:
-        METHODS[method]([p], **{name: value})
+        getattr(eshampoo, method)([p], **{name: value})
     check(error, name, value, rule)
     with pytest.raises(ValueError) as error:
-        METHODS[method]([{"params": [p], name: value}])
+        getattr(eshampoo, method)([{"params": [p], name: value}])
     check(error, name, value, rule)
 
-    optimizer = METHODS[method]([p], frequency=2)
+    optimizer = getattr(eshampoo, method)([p])
     feed([p, q], [torch.ones(3, 3), torch.ones(2)])
     optimizer.step()
     before = snapshot(optimizer)
@@ -180,6 +182,25 @@ def test_a_word_is_no_number_in_quotes():
     with pytest.raises(ValueError) as error:
         EShampoo(parameters([torch.ones(2, 2)]), solver="jacobi")
     assert "string" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"sides": "left"}, {"vectors": "full"}),
+        ({"exponent": 1.0}, {"correction": "bounded"}),
+        ({"moment": "row"}, {"correction": "optimal"}),
+        ({"moment": "block"}, {"correction": "bounded"}),
+        ({"rms": 0.4}, {"graft": "adam"}),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused_with_the_way_out(one, other):
+    p = parameters([torch.ones(3, 3)])
+    EShampoo(p, **one, merge_dims=False), EShampoo(p, **other)
+    with pytest.raises(ValueError, match=r"set |leave ") as error:
+        EShampoo(p, **one, **other, merge_dims=False)
+    for name, value in {**one, **other}.items():
+        assert f"{name}={value!r}" in str(error.value)
 
 
 @pytest.mark.parametrize(("name", "value"), FIXED)

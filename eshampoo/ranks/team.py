@@ -106,8 +106,13 @@ class Team:
 
 
 def cost(shape: Sequence[int], modes: Sequence[int]) -> float:
-    """Work on a block: decompositions m³ + n³ and products mn(m + n), for modes with a basis."""
+    """Work on a block: decompositions m³ + n³ and products mn(m + n), for modes with a basis.
+
+    A block without one has products with its smaller side (Muon).
+    """
     numel = prod(shape)
+    if not modes:
+        return float(numel * min(shape))
     return float(sum(shape[i] ** 3 + numel * shape[i] for i in modes))
 
 

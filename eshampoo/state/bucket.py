@@ -11,7 +11,8 @@ from torch import Tensor
 from ..methods import Method
 from ..options import Options
 from .blocks import Local, Part, Route, by_parameter, is_sharded, together
-from .state import Counters, State
+from .cutting import no_side
+from .state import Counters, State, moment_shape
 
 
 class Bucket:
@@ -32,11 +33,14 @@ class Bucket:
     ) -> None:
         self.group, self.method, self.shape, self.modes = group, method, shape, modes
         self.route = route
-        self.elementwise = not modes  # whole parameters without a basis: their state lies like them
+        # Whole parameters whose entries do not know of each other: their state lies like them.
+        self.elementwise = method.sides is no_side
         self.blocks = [route.blocks[number] for number in route.mine]
         count = len(self.blocks)
         keeps = method.keeps(options)
-        self.state = State.zeros(method.home, keeps, method.start, count, shape, modes, like)
+        moment = shape if self.elementwise else moment_shape(shape, options.moment)
+        home, start = method.home, method.start
+        self.state = State.zeros(home, keeps, start, count, shape, moment, modes, like)
         self.counters = Counters(count, len(modes))
         # The host's idea of t: never behind the device, which does not count skipped gradients.
         self.clock = [method.start] * count

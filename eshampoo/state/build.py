@@ -29,8 +29,8 @@ def build(
     members: dict[tuple[Any, ...], list[Block]] = defaultdict(list)
     for p in params:
         sides = method.sides(p.shape, o)
-        modes = sides[1]
-        row, team = (method, teams.get(p)) if modes else (method.without_basis(), None)
+        joined, modes = sides
+        row, team = (method, teams.get(p)) if joined else (method.without_basis(), None)
         dtype = torch.promote_types(p.dtype, torch.float32)
         for block in cut(p, sides, o, names):
             members[row, block.shape, modes, dtype, p.device, team].append(block)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..math.linalg import means
 from ..methods import Method
 from ..options import ADAM_KEYS
 from .blocks import called, is_sharded
@@ -180,7 +181,7 @@ def read_state(
 
 FIX = (
     "Load it into an optimizer with the same parameters and the same max_dim, merge_dims, "
-    "oversize, vectors, matrices, graft and correction"
+    "oversize, vectors, matrices, sides, moment, graft and correction"
 )
 
 
@@ -279,8 +280,12 @@ def fill_from_adam_(buckets: Sequence[Bucket], state: State) -> None:
         for name, stack in [("exp_avg", s.exp_avg), *moments]:
             value = _here(state[p][name], p, bucket)
             for position in positions:
-                block = bucket.blocks[position]
-                block.unmerged(stack[position]).copy_(block.of(value))
+                block, row = bucket.blocks[position], stack[position]
+                if stack.shape == s.exp_avg.shape:
+                    block.unmerged(row).copy_(block.of(value))
+                else:  # one number for many entries
+                    entries = block.of(value).reshape(1, *block.shape)
+                    row.copy_(means(entries, row.unsqueeze(0)).squeeze(0))
         s.step[positions] = float(state[p]["step"])
     for bucket in buckets:
         bucket.set_clock()

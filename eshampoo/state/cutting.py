@@ -9,7 +9,8 @@ from torch import Tensor
 from ..options import Options
 from .blocks import Block, Box, called, extent, local
 
-# The dimensions of a parameter that each mode of its blocks joins, and the modes with a basis.
+# The dimensions of a parameter that each mode of its blocks joins, none if its entries do not know
+# of each other; and the modes with a basis.
 Sides = tuple[list[list[int]], tuple[int, ...]]
 
 # Largest block for correction="optimal", which keeps a matrix of that size squared.
@@ -25,7 +26,10 @@ SKINNY = 8
 
 
 def every_side(shape: Sequence[int], o: Options) -> Sides:
-    """Every dimension above 1 is a mode with a basis, but no skinny one; merged if asked."""
+    """Every dimension above 1 is a mode with a basis, but no skinny one; merged if asked.
+
+    With `sides` other than "both", a block of several modes has a basis for one of them at most.
+    """
     if plain(shape, o):
         return no_side(shape, o)
     large = [dim for dim, size in enumerate(shape) if size != 1]
@@ -41,7 +45,16 @@ def every_side(shape: Sequence[int], o: Options) -> Sides:
     if len(joined) > 1:
         rest = [prod(shape) // size for size in sizes]
         modes = tuple(i for i in modes if min(sizes[i], o.max_dim) < SKINNY * rest[i])
-    return joined, modes
+        if o.sides != "both":
+            modes = tuple(i for i in modes if i == _chosen(o.sides, sizes))
+    return (joined, modes) if modes else no_side(shape, o)
+
+
+def _chosen(side: str, sizes: Sequence[int]) -> int:
+    """The mode that is to have the only basis: of equally small ones, the last."""
+    last = len(sizes) - 1
+    smallest = min(range(len(sizes)), key=lambda i: (sizes[i], -i))
+    return {"left": 0, "right": last, "smaller": smallest}[side]
 
 
 def _fits(shape: Sequence[int], kernel: Sequence[int], max_dim: int) -> bool:
@@ -63,9 +76,15 @@ def one_side(shape: Sequence[int], o: Options) -> Sides:
     return [list(range(len(shape)))], (0,)
 
 
+def whole(shape: Sequence[int], o: Options) -> Sides:
+    """A matrix of the first dimension above 1 and the others joined, not cut, without a basis."""
+    large = [dim for dim, size in enumerate(shape) if size != 1]
+    return no_side(shape, o) if plain(shape, o) else ([large[:1], large[1:]], ())
+
+
 def no_side(shape: Sequence[int], o: Options) -> Sides:
-    """No mode has a basis: element-wise."""
-    return [list(range(len(shape)))], ()
+    """No mode has a basis and none is needed: element-wise."""
+    return [], ()
 
 
 def plain(shape: Sequence[int], o: Options) -> bool:
@@ -80,7 +99,7 @@ def plain(shape: Sequence[int], o: Options) -> bool:
 def cut(p: Tensor, sides: Sides, o: Options, names: Mapping[Tensor, str]) -> list[Block]:
     """The blocks of a parameter; element-wise work is done on what this rank holds of it."""
     joined, modes = sides
-    if not modes:
+    if not joined:
         held = local(p)  # it may be empty, but a checkpoint wants an entry on every rank
         return [Block(p, 0, 1, _whole(held.shape), (padded(held.numel()),))]
     pieces = [[span] for span in _whole(p.shape)]
@@ -90,6 +109,12 @@ def cut(p: Tensor, sides: Sides, o: Options, names: Mapping[Tensor, str]) -> lis
     boxes = list(product(*pieces))
     shapes = [tuple(prod(extent(box)[dim] for dim in dims) for dims in joined) for box in boxes]
     for shape in shapes:
+        if o.moment == "row" and len(shape) == 1:
+            raise ValueError(
+                f"moment='row' keeps one number per row, and {called(p, names)} has a block of one "
+                f"mode, {shape}, without rows. Set merge_dims=False and vectors='adam', or "
+                "moment='block'"
+            )
         if o.correction == "optimal" and len(shape) > 1 and prod(shape) > OPTIMAL_LIMIT:
             raise ValueError(
                 f"correction='optimal' keeps a full matrix per block and takes blocks of at "

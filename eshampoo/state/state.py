@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..math.linalg import Matrices, diagonal, off_diagonal, rotate_
+from ..options import Moment
 
 # Where a state lives: M̃ and the factors already rotated, or as they are, with cached roots.
 Home = Literal["eigenbasis", "parameters"]
@@ -37,6 +38,16 @@ def is_own(name: object) -> bool:
     return isinstance(name, str) and OWN_NAME.fullmatch(name) is not None
 
 
+def moment_shape(shape: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
+    """What a second moment has numbers for: every entry, every row, or the block.
+
+    >>> [moment_shape((4, 3, 2), asked) for asked in ("entry", "row", "block")]
+    [(4, 3, 2), (4, 1, 1), (1, 1, 1)]
+    """
+    kept = {"entry": len(shape), "row": 1, "block": 0}[moment]
+    return tuple(size if mode < kept else 1 for mode, size in enumerate(shape))
+
+
 @dataclass
 class State:
     """One tensor per kind of state. What depends on its home is here and nowhere else."""
@@ -45,12 +56,12 @@ class State:
     step: Tensor  # [N]: t
     skipped: Tensor  # [N]: gradients that were not finite
     exp_avg: Tensor  # [N, d_1, …, d_k]: M̃, or M
-    exp_avg_sq: Tensor | None  # [N, d_1, …, d_k]: D, or the second moment of the grafting method
+    exp_avg_sq: Tensor | None  # as asked, D, or the second moment of the grafting method
     factors: dict[int, Tensor]  # [N, d_i, d_i]: Λ̂_i, or L_i
     bases: dict[int, Tensor]  # [N, d_i, d_i]: Q_i
     roots: dict[int, Tensor]  # [N, d_i, d_i]: L_i^{-p}, where M is not rotated
     full: Tensor | None  # [N, ∏d, ∏d]: QᵀAQ, for correction="optimal"
-    graft_sq: Tensor | None  # [N, d_1, …, d_k]: the second moment of the grafting method, beside D
+    graft_sq: Tensor | None  # as asked, the second moment of the grafting method, beside D
     turned: Tensor  # [N]: 1 for blocks with a basis that has changed, 0 while Q = I
 
     @classmethod
@@ -61,6 +72,7 @@ class State:
         start: int,  # t before the first gradient
         count: int,
         shape: tuple[int, ...],
+        moment: tuple[int, ...],  # shape of D and of the moment of the grafting method
         modes: tuple[int, ...],
         like: Tensor,
     ) -> "State":
@@ -78,12 +90,12 @@ class State:
             step=like.new_full((count,), float(start)),
             skipped=like.new_zeros(count),
             exp_avg=like.new_zeros(count, *shape),
-            exp_avg_sq=like.new_zeros(count, *shape) if "exp_avg_sq" in keeps else None,
+            exp_avg_sq=like.new_zeros(count, *moment) if "exp_avg_sq" in keeps else None,
             factors={i: like.new_zeros(count, shape[i], shape[i]) for i in modes},
             bases=eyes(),
             roots=eyes() if home == "parameters" else {},
             full=like.new_zeros(count, prod(shape), prod(shape)) if full else None,
-            graft_sq=like.new_zeros(count, *shape) if "graft_sq" in keeps else None,
+            graft_sq=like.new_zeros(count, *moment) if "graft_sq" in keeps else None,
             turned=like.new_zeros(count),
         )
 

@@ -1,4 +1,4 @@
-"""Cells of Shampoo and KL-Shampoo, whose scale is made of the eigenvalues of the factors.
+"""Cells of Shampoo, CASPR and KL-Shampoo, whose scale is made of the eigenvalues of the factors.
 
 Legend: as in `phases.py`; λ are the eigenvalues of a factor, p is the exponent of the method.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 from ..math.linalg import along, average_, per_block
 from ..options import Options
 from ..state.state import State
-from .phases import Coefficients, bias, look_ahead
+from .phases import Coefficients, bias, look_ahead, power
 
 DAMPING = 0.01
 """What KL-Shampoo adds to every eigenvalue, as a share of their mean.
@@ -65,6 +65,11 @@ def moment_of_graft(o: Options) -> tuple[str, ...]:
     return ("exp_avg_sq",) if o.graft_moment else ()
 
 
+def moment_of_graft_beside(o: Options) -> tuple[str, ...]:
+    """The same for a method that lives in the eigenbasis, where D would be `exp_avg_sq`."""
+    return ("graft_sq",) if o.graft_moment else ()
+
+
 def nothing(o: Options) -> tuple[str, ...]:
     """D = λ_L ⊗ λ_R is in the factors."""
     return ()
@@ -79,9 +84,20 @@ def by_eigenvalues_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) 
     root = torch.ones_like(per_block(s.step, M))
     for i, values in s.diagonals.items():
         eigenvalues = damped_spectrum(values, s.step, o)
-        power = eigenvalues.sqrt() if p == 0.5 else eigenvalues**p
-        root = root * along(power, i, M.dim() - 1)
+        root = root * along(power(eigenvalues, p), i, M.dim() - 1)
     return M / (root + max(o.eps, 1e-30))
+
+
+def by_sum_of_sides_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
+    """CASPR: D^{-p} ⊙ M̃ with D^{-p} = (Σ_i λ_i^{-p/k} / k)^k, and λ of this step.
+
+    For a matrix this is (L^{-1/2}M + 2 L^{-1/4}MR^{-1/4} + MR^{-1/2})/4 in the basis.
+    """
+    M, k = momentum_(s, G, c, o, p), len(s.factors)
+    total = torch.zeros_like(per_block(s.step, M))
+    for i, values in s.diagonals.items():
+        total = total + along(spectrum(values, s.step, k, o) ** -(p / k), i, M.dim() - 1)
+    return M * (total / k) ** k
 
 
 def momentum_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..math.linalg import average_, per_block
+from ..math.linalg import average_, means, per_block
 from ..options import Options
 from ..state.blocks import Part
 from ..state.bucket import Bucket
@@ -48,7 +48,8 @@ def see_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
     moment = s.lent
     if moment is not None:
         beta = 1.0 if o.graft == "adagrad" else o.betas[1]
-        average_(moment, G.square(), beta, per_block(share(beta, c.moving), G))
+        seen = means(G.square(), moment)
+        average_(moment, seen, beta, per_block(share(beta, c.moving), G))
 
 
 def direction(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:

@@ -20,7 +20,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..math.linalg import average_, average_gram_, diagonal, per_block, rotate_, take, turn_
+from ..math.linalg import (
+    average_,
+    average_gram_,
+    diagonal,
+    means,
+    per_block,
+    rotate_,
+    take,
+    turn_,
+)
 from ..math.solvers import Change
 from ..options import Options
 from ..state.state import State
@@ -48,8 +57,8 @@ class Coefficients(NamedTuple):
     share2: Tensor  # of GGᵀ in the factors
     share3: Tensor  # of G̃^{⊙2} in D
     bias1: Tensor  # 1 − β1^t
-    gain: Tensor  # M̃ is divided by gain · √D + shift,
-    shift: Tensor  # which is (1−β1^t) (√D/√(1−β3^t) + ε)
+    gain: Tensor  # M̃ is divided by gain · D^p + shift,
+    shift: Tensor  # which is (1−β1^t) ((D/(1−β3^t))^p + ε)
     pace: Tensor  # −α
 
     def split(self, sizes: list[int]) -> "list[Coefficients]":
@@ -68,6 +77,7 @@ def coefficients(
     moves: Callable[[Tensor, Tensor], Tensor],
     epsilon: Callable[[Tensor, Tensor], Tensor],
     averaged: bool,  # D is an average with β3, and not read from the factors
+    p: float,
 ) -> Coefficients:
     """The numbers of Algorithm 2 that depend on t, from `step` and `live` [N]."""
     beta1, beta2 = o.betas
@@ -75,7 +85,7 @@ def coefficients(
     moving = moves(live, step).unsqueeze(1)
     t, live = step.clamp_min(1.0).unsqueeze(1), live.unsqueeze(1)
     bias1 = momentum_bias(t, o)
-    gain = bias1 / bias(beta3 if averaged else beta2, t).sqrt()
+    gain = bias1 / power(bias(beta3 if averaged else beta2, t), p)
     return Coefficients(
         live,
         moving,
@@ -127,11 +137,14 @@ def change_basis_(
         A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
         turn_(A, mode, V, subset)
         turn_(A, order + mode, V, subset)
-    if s.exp_avg_sq is not None and o.correction == "basis_aware":
+    D = s.exp_avg_sq
+    if D is None or D.shape[mode + 1] != s.exp_avg.shape[mode + 1]:  # a mean, which stays
+        return
+    if o.correction == "basis_aware":
         # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
-        turn_(s.exp_avg_sq, mode, V.square(), subset)
-    elif turning and s.exp_avg_sq is not None and change.permutation is not None:
-        s.exp_avg_sq.copy_(take(s.exp_avg_sq, change.permutation, mode))
+        turn_(D, mode, V.square(), subset)
+    elif turning and change.permutation is not None:
+        D.copy_(take(D, change.permutation, mode))
 
 
 def settle_(s: State, live: Tensor) -> None:
@@ -162,15 +175,30 @@ def bias(beta: float, t: Tensor) -> Tensor:
 
 def momentum_bias(t: Tensor, o: Options) -> Tensor:
     """1 − β1^t, one step ahead with nesterov."""
-    return bias(o.betas[0], t + 1 if o.nesterov else t)
+    return bias(o.betas[0], t + 1 if o.ahead else t)
 
 
 def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
     """M̃, or with nesterov β1 M̃ + (1−β1) G̃."""
-    return torch.lerp(G, M, o.betas[0]) if o.nesterov else M
+    return torch.lerp(G, M, o.betas[0]) if o.ahead else M
 
 
-# -------------------------------------------------------------------- cells: first step and ε
+def power(X: Tensor, p: float) -> Tensor:
+    """X^p, and √X for p = 1/2."""
+    return X.sqrt() if p == 0.5 else X**p
+
+
+# -------------------------------------------------------------------- cells: p, first step, ε
+
+
+def as_asked(o: Options) -> float:
+    """p as the param group says it."""
+    return o.exponent
+
+
+def one_half(o: Options) -> float:
+    """p = 1/2, whatever the param group says: Adam."""
+    return 0.5
 
 
 def always(live: Tensor, step: Tensor) -> Tensor:
@@ -225,6 +253,11 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
         A = s.factors[0] if s.full is None else s.full
         D = diagonal(A).clamp_min(0.0).reshape(s.exp_avg.shape)
     least = floor(s, o, averaged)
+    if o.moment != "entry":  # D has one number for many entries
+        average_(D, means(G.square(), D), o.beta_scale, per_block(c.share3, D))
+        D, averaged = D.expand_as(G), False
+    if least is not None and p != 0.5:
+        least = least ** (2 * p)
     limit = adam_bound(s.step.clamp_min(1.0).unsqueeze(1), o) if o.bounded else None
     return divide_by_moment_(s.exp_avg, D, G, c, o, p, averaged, least, limit)
 
@@ -237,7 +270,7 @@ def divide_by_moment_(
     o: Options,
     p: float,
     averaged: bool = True,
-    least: Tensor | None = None,  # [N, 1]: what √D counts at least
+    least: Tensor | None = None,  # [N, 1]: what D^p counts at least
     limit: Tensor | None = None,  # [N, 1]: what the quotient is at most
 ) -> Tensor:
     """Adam's lines, in place of G̃:

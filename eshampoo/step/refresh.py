@@ -235,6 +235,6 @@ def _failed_(check: Check, position: int) -> list[Failure]:
 def _renew_root_(check: Check) -> None:
     """Inverse roots of the factors, from the basis and the diagonal of Λ̂ at this check."""
     s, mode, at, o = check.state, check.mode, check.renewed, check.task.options
-    k, p = len(s.factors), check.task.bucket.method.exponent
+    k, p = len(s.factors), check.task.bucket.method.exponent(o)
     eigenvalues = spectrum(diagonal(s.factors[mode][at]), s.step[at], k, o)
     s.roots[mode][at] = inverse_root(s.bases[mode][at], eigenvalues, k, o, p)

@@ -76,7 +76,8 @@ def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
     grads, masks = [G for G, _ in gathered], [mask for _, mask in gathered if mask is not None]
     present = torch.cat(masks) if masks else None  # parts are together only if all or none has one
     live = admit_(batch.step, batch.skipped, grads, present, o)
-    c = coefficients(batch.step, live, o, method.moves, method.epsilon, averaged)
+    p = method.exponent(o)
+    c = coefficients(batch.step, live, o, method.moves, method.epsilon, averaged, p)
     each = zip(here, grads, c.split([len(G) for G in grads]), strict=True)
     admitted = [(task, part, G, its_c) for (task, part), G, its_c in each]
     for task, part, G, its_c in admitted:
@@ -102,7 +103,8 @@ def update_(work: Work, compared: list[Compared]) -> None:
     """Momentum, scale, direction and parameters; `compared` takes what must wait for norms."""
     task, part, G, c = work
     method = task.bucket.method
-    U = direction_(part.state, G, c, task.options, method.divide_, method.exponent)
+    p = method.exponent(task.options)
+    U = direction_(part.state, G, c, task.options, method.divide_, p)
     if task.graft is not None:
         U, norms = compare_(task, part, U, G, c)
         if task.graft == "parameter":

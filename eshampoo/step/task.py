@@ -45,7 +45,7 @@ def plan(
         o, present = options[bucket.group], bucket.route.present()
         clock = [t + now for t, now in zip(bucket.clock, present, strict=True)]
         due = {}
-        if not bucket.elementwise:
+        if bucket.modes:
             checked = {t for t in set(clock) if o.checks_at(t)}
             at = [i for i, now in enumerate(present) if now and clock[i] in checked]
             due = {position: o.threshold(clock[position]) for position in at}

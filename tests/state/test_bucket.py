@@ -22,6 +22,7 @@ OPTIONS = {
     "Shampoo": {"frequency": 3, "max_dim": 5},
     "SOAP": {"frequency": 3},
     "KLShampoo": {"frequency": 3, "max_dim": 5},
+    "CASPR": {"frequency": 3, "max_dim": 5},
     "FullMatrixAdam": {"frequency": 50},  # no basis: its factors have no full rank yet
 }
 

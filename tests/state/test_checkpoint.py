@@ -16,6 +16,7 @@ OPTIONS = {
     "Shampoo": {"frequency": 3, "max_dim": 5},
     "SOAP": {"frequency": 3},
     "KLShampoo": {"frequency": 3, "max_dim": 5},
+    "CASPR": {"frequency": 3, "max_dim": 5},
     "FullMatrixAdam": {"frequency": 3, "max_dim": 64},
 }
 

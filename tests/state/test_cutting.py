@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import compare, parameters
+from cases import choices, compare, parameters
 
 from eshampoo import EShampoo
 from eshampoo.optimizers import EShampooOptions
@@ -65,3 +65,12 @@ def test_a_skinny_matrix_has_a_basis_on_its_small_side_alone():
 def test_skinny_matrices_follow_the_oracle(frequency):
     shapes = [(2, 40), (40, 2)]
     compare("EShampoo", shapes, 12, frequency=frequency, tau=0.0, merge_dims=False)
+
+
+def test_one_side_of_a_block_can_have_the_only_basis():
+    asked = {side: sides((4, 6), merge_dims=False, sides=side)[1] for side in choices("sides")}
+    assert asked == {"both": (0, 1), "left": (0,), "right": (1,), "smaller": (0,)}
+    assert sides((4, 3, 5), merge_dims=False, sides="smaller")[1] == (1,)
+    assert sides((4, 4), merge_dims=False, sides="smaller")[1] == (1,)
+    # A side that is too large for a basis gets none in this way either.
+    assert sides((4, 16 * 5), merge_dims=False, sides="right")[1] == ()

@@ -57,3 +57,39 @@ def test_half_precision_parameters_keep_float32_state_and_stay_near_float32(meth
         assert {v.dtype for v in floating} <= {torch.float32, torch.float64}
         assert optimizer.state[p]["exp_avg"].dtype == torch.float32
         assert_close(p.detach().float(), q.detach(), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ({}, 24 + 24 + 2 * (16 + 36)),
+        ({"moment": "row"}, 24 + 4 + 2 * (16 + 36)),
+        ({"moment": "block"}, 24 + 1 + 2 * (16 + 36)),
+        ({"moment": "row", "graft": "adam"}, 24 + 4 + 4 + 2 * (16 + 36)),
+        ({"sides": "left"}, 24 + 24 + 2 * 16),
+        ({"sides": "right"}, 24 + 24 + 2 * 36),
+        ({"sides": "smaller", "moment": "block"}, 24 + 1 + 2 * 16),
+    ],
+)
+def test_the_state_of_a_matrix_has_so_many_numbers(options, numbers):
+    p = torch.nn.Parameter(torch.ones(4, 6))
+    optimizer = METHODS["EShampoo"]([p], merge_dims=False, **options)
+    kept = {n: v for n, v in optimizer.state[p].items() if v.dim() > 2}
+    assert sum(v.numel() for v in kept.values()) == numbers
+
+
+def test_rows_of_a_block_with_one_mode_are_refused():
+    p = torch.nn.Parameter(torch.ones(4, 6))
+    with pytest.raises(ValueError, match=r"moment='row'.*one mode.*merge_dims=False"):
+        METHODS["EShampoo"]([("W", p)], merge_dims=True, moment="row")
+
+
+def test_the_state_of_adamw_continues_in_means():
+    p, q = (torch.nn.Parameter(torch.ones(4, 6)) for _ in range(2))
+    adamw = torch.optim.AdamW([p])
+    p.grad = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    adamw.step()
+    ours = METHODS["EShampoo"]([q], merge_dims=False, moment="row")
+    ours.load_state_dict(adamw.state_dict())
+    expected = adamw.state[p]["exp_avg_sq"].mean(1)
+    torch.testing.assert_close(ours.state[q]["exp_avg_sq"].flatten(), expected)

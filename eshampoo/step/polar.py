@@ -1,0 +1,25 @@
+"""The cell of Muon, whose update is the polar factor of the momentum.
+
+Legend: as in `phases.py`; a matrix is m × n.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..math.linalg import average_, per_block, polar_factor
+from ..options import Options
+from ..state.state import State
+from .phases import Coefficients, share
+
+# The root mean square of AdamW's updates, which those of Muon are given (Liu et al., 2025).
+ADAMW_RMS = 0.2
+
+
+def polar_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
+    """0.2 √max(m, n) · polar(M), M ← μM + (1−μ)G, in place of G; M looks ahead with nesterov."""
+    average_(s.exp_avg, G, o.momentum, per_block(share(o.momentum, c.moving), G))
+    M = torch.lerp(G, s.exp_avg, o.momentum) if o.nesterov else s.exp_avg
+    size = ADAMW_RMS * math.sqrt(max(G.shape[1:]))
+    return torch.mul(polar_factor(M, o.ns_steps), size, out=G)
