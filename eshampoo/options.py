@@ -25,6 +25,7 @@ from .rules import (
     FREQUENCY,
     LR,
     PAIR,
+    POSITIVE,
     POSITIVE_OR_NONE,
     SHARE,
     SHARE_OR_NONE,

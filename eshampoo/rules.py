@@ -80,6 +80,7 @@ AT_LEAST_0 = Rule(lambda v: 0 <= number(v) < math.inf, "it must be at least 0")
 AT_LEAST_0_OR_NONE = Rule(lambda v: v is None or AT_LEAST_0.holds(v), AT_LEAST_0.words)
 BELOW_1 = Rule(lambda v: 0 <= number(v) < 1, "it must lie in [0, 1)")
 SHARE = Rule(lambda v: 0 <= number(v) <= 1, "it must lie in [0, 1]")
+POSITIVE = Rule(lambda v: 0 < number(v) < math.inf, "it must be more than 0")
 POSITIVE_OR_NONE = Rule(
     lambda v: v is None or 0 < number(v) < math.inf, "it must be None or more than 0"
 )

@@ -495,6 +495,7 @@ class Oracle:
         energy = next(L for L in block.L if L is not None).trace().item()
         energy *= counts[beta] / counts[self.betas[1]]
         return D.sqrt().clamp(min=1e-3 * math.sqrt(energy / D.numel()))
+
     def shared(self, X: Tensor) -> Tensor:
         """X, or in place of every entry the mean of its row (its first mode) or of the block."""
         if self.moment == "row":

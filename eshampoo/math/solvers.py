@@ -18,7 +18,6 @@ Solver = Literal["eigh", "qr", "power", "partial"]
 Slots = Literal["rank", "match"]
 
 
-
 def eigh_cost(d: int) -> float:
     """Multiply-adds that take as long as `eigh` of one factor of size d.
 
