@@ -68,13 +68,13 @@ DIGITS_VIT = classifier(
             batch=64,
             threads=1,
             options=options(3e-3, 1e-4),
-            # each rate is the best of 3e-3, 6e-3, 1e-2, 2e-2; F keeps its share of the run, and
-            # other values were tried for Shampoo and EShampoo (docs/lab.md tells all of it)
+            # each rate is the best of several (docs/lab.md tells which); Shampoo's F keeps its
+            # share of the run
             tuned={
                 "adamw": {"lr": 6e-3},
                 "shampoo": {"lr": 1e-2, "frequency": 4},
                 "soap": {"lr": 6e-3},
-                "eshampoo": {"lr": 1e-2, "frequency": 2},
+                "eshampoo": {"lr": 3e-3},
                 "klshampoo": {"frequency": 2},
             },
         ),

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -75,47 +75,76 @@ def reproduce(known: argparse.Namespace, console: Console) -> int:
 def finish(
     figure: Figure, points: Sequence[Point], out: Path, known: argparse.Namespace, console: Console
 ) -> int:
-    """Train the runs of a figure that are neither stored nor finished, then draw it."""
+    """Get the logs of a figure, then of fresh seeds where it asks for them, and draw it."""
+    try:
+        logs = collect(figure.name, points, known, console)
+        again = repeated(points, logs, figure.fresh)
+        logs |= collect(f"{figure.name}, fresh seeds", again, known, console) if again else {}
+    except KeyboardInterrupt:
+        console.print("interrupted and saved; the same command continues")
+        return 130
+    write_figure(figure, points, again, logs, out / f"{figure.name}-{known.scale}", console)
+    return 0
+
+
+def collect(
+    what: str, points: Sequence[Point], known: argparse.Namespace, console: Console
+) -> dict[Path, Log]:
+    """Read the logs of the points; what is neither stored nor finished is trained first."""
     runs = {run.place: run for point in points for run in point.runs}
     logs = stored_logs(known.results, runs.values())
     others = {known.runs / place: run for place, run in runs.items() if place not in logs}
     missing = {path: run for path, run in others.items() if not finished(path, run)}
     console.print(
-        f"{figure.name}: {len(runs)} runs, {len(logs)} of them in {known.results},"
+        f"{what}: {len(runs)} runs, {len(logs)} of them in {known.results},"
         f" {len(others) - len(missing)} finished before, {len(missing)} missing"
     )
     if missing:
         for run in missing.values():
             workload(run.workload).locate(known.data)
         if not run_all(missing, known, console):
-            console.print("interrupted and saved; the same command continues")
-            return 130
+            raise KeyboardInterrupt
     if known.add and others:
         added = [(run, read_records(path / FILE_NAME)) for path, run in others.items()]
         changed = add_results(known.results, added)
         console.print(f"added {len(added)} runs to {', '.join(map(str, changed))}")
         # the compact logs are drawn, so that the results give the same figure later
-        logs = stored_logs(known.results, runs.values())
-    else:
-        logs |= {run.place: read_log(path / FILE_NAME) for path, run in others.items()}
-    write_figure(figure, points, logs, out / f"{figure.name}-{known.scale}", console)
-    return 0
+        return stored_logs(known.results, runs.values())
+    return logs | {run.place: read_log(path / FILE_NAME) for path, run in others.items()}
+
+
+def repeated(points: Sequence[Point], logs: Mapping[Path, Log], seeds: int) -> list[Point]:
+    """Return the best point of each curve of each panel, with as many seeds that it has not had."""
+    curves: dict[tuple[int, str], list[Point]] = {}
+    for point in points if seeds else ():
+        curves.setdefault((point.panel, point.curve.label), []).append(point)
+    again = []
+    for tried in curves.values():
+        best = min(tried, key=lambda point: group(point, logs).mean("final_loss"))
+        first = len(best.runs)
+        runs = tuple(replace(best.runs[0], seed=first + number) for number in range(seeds))
+        again.append(Point(best.panel, best.curve, runs))
+    return again
+
+
+def group(point: Point, logs: Mapping[Path, Log], suffix: str = "") -> Group:
+    """Return the runs of a point as one group."""
+    return Group(point.curve.label + suffix, tuple(logs[run.place] for run in point.runs))
 
 
 def write_figure(
-    figure: Figure, points: Sequence[Point], logs: Mapping[Path, Log], stem: Path, console: Console
+    figure: Figure,
+    points: Sequence[Point],
+    again: Sequence[Point],
+    logs: Mapping[Path, Log],
+    stem: Path,
+    console: Console,
 ) -> None:
     """Write the picture and the table of a figure, whose runs have all finished."""
-    groups = [
-        (
-            point.panel,
-            point.curve,
-            Group(point.curve.label, tuple(logs[run.place] for run in point.runs)),
-        )
-        for point in points
-    ]
+    drawn = [(point.panel, point.curve, group(point, logs)) for point in points]
+    fresh = [(point.panel, point.curve, group(point, logs, ", fresh seeds")) for point in again]
     scale = points[0].runs[0].scale
-    table = figure_table(figure, groups, f"eshampoo reproduce {figure.name} --scale {scale}")
-    write_atomic(stem.with_suffix(".png"), draw(figure, groups))
-    write_atomic(stem.with_suffix(".md"), table.encode())
+    command = f"eshampoo reproduce {figure.name} --scale {scale}"
+    write_atomic(stem.with_suffix(".png"), draw(figure, drawn))
+    write_atomic(stem.with_suffix(".md"), figure_table(figure, drawn + fresh, command).encode())
     console.print(f"figure: {stem}.png, table: {stem}.md")

@@ -10,7 +10,7 @@ from eshampoo.lab.cli import main
 from eshampoo.lab.figures import jobs
 from eshampoo.lab.figures import reproduce as reproduce_module
 from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure, Panel
-from eshampoo.lab.figures.reproduce import plan, scaled_frequency, write_figure
+from eshampoo.lab.figures.reproduce import plan, repeated, scaled_frequency, write_figure
 from eshampoo.lab.figures.results import add_results, stored_logs
 from eshampoo.lab.run.runlog import FILE_NAME, read_log, read_records
 
@@ -109,6 +109,15 @@ def test_a_figure_runs_what_is_missing_and_is_drawn_again_from_runs_or_results(
     assert not (tmp_path / "second" / "runs").exists()
 
 
+def test_fresh_seeds_repeat_the_best_rate_of_every_curve(tmp_path):
+    points = plan(SMALL_FIGURE, "tiny", 1, 4)[:2]  # AdamW at 3e-3, and at a rate that diverges
+    logs = {p.runs[0].place: trained(p.runs[0], tmp_path / str(i)) for i, p in enumerate(points)}
+    (again,) = repeated(points, logs, 2)
+    assert [run.seed for run in again.runs] == [1, 2]
+    assert {run.options["lr"] for run in again.runs} == {3e-3}
+    assert repeated(points, logs, 0) == []
+
+
 def test_only_runs_that_are_not_among_the_results_are_run(tmp_path, monkeypatch):
     run = plan(SMALL_FIGURE, "tiny", 1, 24)[0].runs[0]
     log = trained(run, tmp_path / "run")
@@ -150,7 +159,7 @@ def test_every_point_of_a_published_figure_is_among_the_results(name, results):
 def test_a_published_table_is_what_the_results_say(name, results, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce_module, "draw", lambda figure, groups: b"")
     points = plan(FIGURES[name], "small", None, None)
-    write_figure(FIGURES[name], points, results, tmp_path / f"{name}-small", Console())
+    write_figure(FIGURES[name], points, [], results, tmp_path / f"{name}-small", Console())
     table = (tmp_path / f"{name}-small.md").read_text()
     assert table == (ROOT / "docs" / "reproduction" / f"{name}-small.md").read_text()
 
