@@ -61,7 +61,7 @@ class WhenNew:
         if beta == 1:
             gap = last * novelty / (1 - novelty)
         else:
-            log = math.log1p(beta - 1)
+            log = math.log(beta)
             old = -math.expm1(last * log)  # 1 − β^s, also for β next to 1
             gap = math.log1p(-novelty * old / (1 - novelty * beta**last)) / log
         return max(1, math.ceil(gap * (1 - 1e-12) - 1e-9))

@@ -61,6 +61,7 @@ def name_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     `param_names`, as `model.named_parameters()` would have given it, so `basis_report()` and errors
     speak of names. Torch then wants names of every group that is added later.
 
+    >>> import torch
     >>> model = nn.Linear(3, 2)
     >>> optimizer = torch.optim.AdamW(model.parameters())
     >>> name_parameters(optimizer, model)

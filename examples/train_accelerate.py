@@ -55,7 +55,7 @@ def train(
     group = None if alone else dist.group.WORLD
 
     model = small_model()
-    optimizer = EShampoo(model.named_parameters(), lr=1e-2, frequency=10, process_group=group)
+    optimizer = EShampoo(model.named_parameters(), lr=1e-2, process_group=group)
     model, optimizer = accelerator.prepare(model, optimizer)
     if start > 0:
         accelerator.load_state(str(folder))

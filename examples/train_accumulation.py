@@ -21,7 +21,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 80), nn.GELU(), nn.Linear(80, 16))
     # F counts steps of the optimizer, not small batches.
-    optimizer = EShampoo(model.named_parameters(), lr=1e-2, frequency=10)
+    optimizer = EShampoo(model.named_parameters(), lr=1e-2)
     totals: list[float] = []
     for step in range(100):
         x, y = batch(step)

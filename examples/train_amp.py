@@ -21,7 +21,7 @@ def train(dtype: torch.dtype) -> None:
     """Train with products in one dtype; weights and the optimizer's state stay float32."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 80), nn.GELU(), nn.Linear(80, 16)).to(DEVICE)
-    optimizer = EShampoo(model.named_parameters(), lr=1e-2, frequency=10)
+    optimizer = EShampoo(model.named_parameters(), lr=1e-2)
     # float16 needs a scale; bfloat16 has the range of float32.
     scaler = torch.amp.GradScaler(DEVICE, enabled=dtype == torch.float16)
     losses: list[float] = []

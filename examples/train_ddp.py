@@ -41,7 +41,7 @@ def main() -> None:
         nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4)
     )
     model = DistributedDataParallel(net)
-    optimizer = EShampoo(model.parameters(), lr=1e-2, frequency=10, process_group=dist.group.WORLD)
+    optimizer = EShampoo(model.parameters(), lr=1e-2, process_group=dist.group.WORLD)
 
     # The state is gathered to every rank, so one file holds it, and any number of ranks reads it.
     path, start = args.folder / "checkpoint.pt", 0

@@ -79,7 +79,7 @@ def main() -> None:
     for layer in (model.up, model.down):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = EShampoo(model.parameters(), lr=1e-2, frequency=10)
+    optimizer = EShampoo(model.parameters(), lr=1e-2)
 
     start = resume(model, optimizer, args.folder)
     if start > 0 and rank == 0:

@@ -24,7 +24,7 @@ def main() -> None:
             "head": {"lr": 5e-3},
         },
     )
-    optimizer = EShampoo(groups, lr=1e-2, weight_decay=0.01, frequency=10)
+    optimizer = EShampoo(groups, lr=1e-2, weight_decay=0.01)
     criterion = nn.CrossEntropyLoss()
     losses: list[float] = []
     for _ in range(100):

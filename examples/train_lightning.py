@@ -40,7 +40,7 @@ class Automatic(lightning.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # With DDP, the ranks share work and state; without this line each does all of the work.
         group = dist.group.WORLD if dist.is_initialized() else None
-        return EShampoo(self.named_parameters(), lr=1e-2, frequency=10, process_group=group)
+        return EShampoo(self.named_parameters(), lr=1e-2, process_group=group)
 
 
 class Manual(Automatic):

@@ -24,7 +24,7 @@ def main() -> None:
     # A basis for the side of a factor that is as long as the layer would be far larger than the
     # factor itself, so a long side gets one only where it pays (docs/recipes/peft.md).
     adapters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    optimizer = EShampoo(adapters, lr=2e-2, frequency=10)
+    optimizer = EShampoo(adapters, lr=2e-2)
     losses: list[float] = []
     for _ in range(60):
         start = torch.randint(TOKENS, (32, 1))

@@ -25,7 +25,7 @@ def train(path: Path, steps: int, stop: int | None = None) -> list[float]:
     model = nn.Sequential(
         nn.Linear(16, 80), nn.GELU(), nn.Linear(80, 80), nn.GELU(), nn.Linear(80, 16)
     )
-    optimizer = EShampoo(model.named_parameters(), lr=1e-2, frequency=10)
+    optimizer = EShampoo(model.named_parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}

@@ -23,7 +23,7 @@ def main() -> None:
     for step in range(100):
         if step == 30:
             adamw = optimizer.state_dict()  # or torch.load(…) of a checkpoint
-            optimizer = EShampoo(model.named_parameters(), frequency=10)
+            optimizer = EShampoo(model.named_parameters())
             optimizer.load_state_dict(adamw)  # with its lr, betas, eps and weight_decay
         x, y = batch(step)
         loss = (model(x) - y).square().mean()

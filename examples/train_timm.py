@@ -24,7 +24,7 @@ def main() -> None:
             opt_class=EShampoo,
             description="Adam in the eigenbasis of Shampoo's preconditioner",
             has_betas=True,
-            defaults={"frequency": 10},
+            defaults={"tau": 0.05},
         )
     )
     torch.manual_seed(0)

@@ -23,11 +23,9 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     if DEVICE == "cpu":
         print("there is no device to offload from")
-        return EShampoo(model.parameters(), lr=1e-2, frequency=10)
+        return EShampoo(model.parameters(), lr=1e-2)
     # An EShampoo for every parameter of at least `minimal_size` elements, and one for the rest.
-    offloaded: torch.optim.Optimizer = CPUOffloadOptimizer(
-        model.parameters(), EShampoo, lr=1e-2, frequency=10
-    )
+    offloaded: torch.optim.Optimizer = CPUOffloadOptimizer(model.parameters(), EShampoo, lr=1e-2)
     return offloaded
 
 

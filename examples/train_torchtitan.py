@@ -76,7 +76,7 @@ def make() -> tuple[nn.Module, Container]:
         nn.Linear(16, 80), nn.GELU(), nn.Linear(80, 80), nn.GELU(), nn.Linear(80, 16)
     )
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    return model, Container([model], lr=1e-2, frequency=10)
+    return model, Container([model], lr=1e-2)
 
 
 def train(model: nn.Module, optimizers: Container, start: int, stop: int) -> list[float]:

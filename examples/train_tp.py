@@ -28,7 +28,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 80), nn.GELU(), nn.Linear(80, 16))
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    optimizer = EShampoo(model.named_parameters(), lr=1e-2, frequency=10)
+    optimizer = EShampoo(model.named_parameters(), lr=1e-2)
     losses: list[float] = []
     for step in range(100):
         x, y = batch(step)

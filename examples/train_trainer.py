@@ -53,7 +53,7 @@ def arguments(folder: Path, steps: int) -> TrainingArguments:
 def with_an_optimizer(folder: Path, steps: int) -> Trainer:
     """You build the optimizer; the Trainer makes the schedule."""
     model = small_model()
-    optimizer = EShampoo(model.named_parameters(), lr=1e-2, frequency=5)
+    optimizer = EShampoo(model.named_parameters(), lr=1e-2)
     return Trainer(
         model=model,
         args=arguments(folder, steps),
@@ -70,7 +70,7 @@ def with_a_class(folder: Path, steps: int) -> Trainer:
         args=args,
         train_dataset=Counting(),
         # The Trainer does not add args.learning_rate to the dictionary: lr has to be there.
-        optimizer_cls_and_kwargs=(EShampoo, {"lr": args.learning_rate, "frequency": 5}),
+        optimizer_cls_and_kwargs=(EShampoo, {"lr": args.learning_rate}),
     )
     # Its groups hold bare parameters; this line lets basis_report() speak of names.
     name_parameters(trainer.create_optimizer(), model)
