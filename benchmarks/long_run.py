@@ -44,8 +44,8 @@ def run(steps: int, dtype: torch.dtype, disturbance: float = 0.0) -> Iterator[Sa
     torch.manual_seed(0)
     teacher, model = nn.Linear(8, 6).double(), nn.Linear(8, 6).double().to(dtype)
     optimizer = EShampoo(
-        model.parameters(), lr=1e-3, frequency=1, tau=0.01, merge_dims=False, vectors="full",
-        betas=(0.9, 0.99), record=True,
+        model.parameters(), lr=1e-3, frequency=1, tau=0.01, vectors="full", betas=(0.9, 0.99),
+        budget=None, rms=None, record=True,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(1)
     scales = torch.logspace(0, -1, 8, dtype=torch.float64)

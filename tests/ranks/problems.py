@@ -17,9 +17,9 @@ OPTIONS = {
     "partial": {"frequency": 6, "tau": 0.1, "solver": "partial", "max_dim": 24},
     "auto": {
         "frequency": "auto",
-        "novelty": 0.2,
-        "budget": 0.25,
-        "tau": schedules.piecewise((6,), (1.0, 0.05)),
+        "novelty": 0.05,
+        "budget": 0.0,
+        "tau": schedules.piecewise((6,), (1.0, 0.0)),
         "max_dim": 24,
     },
     "Shampoo": {"frequency": 6, "max_dim": 24},

@@ -108,7 +108,7 @@ def lightning_resumes(folder):
         same(weights(through), weights(resumed))
         reports = trainer.optimizers[0].basis_report()  # of the blocks that this rank owns
         assert {report.name for report in reports} <= {"net.0.weight", "net.2.weight"}
-        assert all(report.checks == len(through.losses) // 10 for report in reports)
+        assert all(0 < report.checks < len(through.losses) for report in reports)
 
 
 # Accelerate ---------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def accelerate_follows_fsdp2(folder):
     prepared, losses = trained.train(accelerator, 30)
     model = trained.small_model()
     dist.fsdp.fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
-    optimizer = EShampoo(model.named_parameters(), lr=1e-2, frequency=10)
+    optimizer = EShampoo(model.named_parameters(), lr=1e-2)
     for step, expected in enumerate(losses):
         x, y = trained.batch(step, dist.get_rank())
         loss = (model(x) - y).square().mean()

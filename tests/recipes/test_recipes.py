@@ -20,7 +20,7 @@ from eshampoo import EShampoo, name_parameters
 
 ROOT = EXAMPLES.parent
 PAGES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
-TIMEOUT = 300
+TIMEOUT = 600
 NEEDS = {  # by the first word of a job's name
     "trainer": "transformers",
     "peft": "peft",

@@ -138,7 +138,7 @@ def test_on_a_change_of_basis_d_is_kept_permuted_or_mapped(solver, correction):
 def test_bases_stay_orthogonal_over_thousands_of_changes_in_float32(solver):
     params = parameters([torch.zeros(16, 16)])
     optimizer = EShampoo(
-        params, frequency=1, tau=0.0, merge_dims=False, betas=(0.9, 0.9), solver=solver
+        params, frequency=1, tau=0.0, budget=None, betas=(0.9, 0.9), solver=solver
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     for _ in range(5000):

@@ -1,5 +1,6 @@
 """Figures: every one is planned, runs what is missing, and is drawn from logs alone."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,15 +133,24 @@ def test_only_runs_that_are_not_among_the_results_are_run(tmp_path, monkeypatch)
     assert tmp_path / "runs" / run.place not in started
 
 
-@pytest.mark.slow
 def test_a_failing_run_is_told(tmp_path, capsys, monkeypatch):
+    broken = [sys.executable, "-c", "raise SystemExit('it broke')"]
+    monkeypatch.setattr(jobs, "run_command", lambda *_: broken)
+    monkeypatch.setattr(reproduce_module, "FIGURES", {"sketch": SMALL_FIGURE})
+    words = ["reproduce", "sketch", "--scale", "tiny", "--out", str(tmp_path)]
+    assert main([*words, "--runs", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert "3 runs failed, the first with: it broke" in error
+    assert error.count("\n") == 1
+
+
+def test_wrong_options_are_told_before_anything_runs(tmp_path, capsys, monkeypatch):
     wrong = Curve("EShampoo", "eshampoo", {"tau": -1.0})
     figure = Figure("sketch", "", "", (Panel("", "digits-vit", (wrong,), "step"),), seeds=1)
     monkeypatch.setattr(reproduce_module, "FIGURES", {"sketch": figure})
     words = ["reproduce", "sketch", "--scale", "tiny", "--out", str(tmp_path)]
     assert main([*words, "--runs", str(tmp_path / "runs")]) == 2
     error = capsys.readouterr().err
-    assert "1 runs failed" in error
     assert "refuses its options" in error
     assert error.count("\n") == 1
 
