@@ -15,13 +15,14 @@ from torch.optim.optimizer import ParamsT
 from .math.foreach import not_compiled
 from .methods import Method
 from .options import Options, described, offered
-from .report import FactorReport, factor_reports
+from .report import FactorReport, reports
 from .state import binding, checkpoint
-from .state.blocks import Failure, called, is_sharded
+from .state.blocks import Failure, is_sharded
 from .state.bucket import Batch, Bucket, batches, remember_, remembered
 from .state.build import build
 from .step.nonfinite import ask, check_gradients, warn_of
 from .step.precision import guarded
+from .step.refresh import raise_for
 from .step.step import take_step
 from .step.task import plan
 
@@ -59,6 +60,7 @@ class EigenbasisOptimizer(Optimizer):
         self._buckets: list[Bucket] = []
         self._batches: list[Batch] = []
         self._shapes: list[dict[str, Any]] = []  # what the state of each group was laid out by
+        self._said, self._read = list[Any](), list[Options]()  # by the groups, when last read
         self._known: dict[Any, Team] = {}  # by process group or mesh
         self._teams: dict[Tensor, Team] = {}  # of the parameters that other ranks have a part in
         self._voters: dict[Team, list[tuple[int, Tensor]]] = {}  # those without a basis, by team
@@ -218,9 +220,7 @@ class EigenbasisOptimizer(Optimizer):
         if self._bond.on_meta:
             binding.check_materialised(self._bond)
         # Options and gradients are read, and refused if they are wrong, before anything changes.
-        options = [self.options.of(group) for group in self.param_groups]
-        for o, shapes in zip(options, self._shapes, strict=True):
-            o.check_shapes(shapes)
+        options = self._options()
         for p, team in self._teams.items():
             team.lay_out_gradient(p)
         check_gradients(self.param_groups, options, self._teams, self._names)
@@ -235,15 +235,20 @@ class EigenbasisOptimizer(Optimizer):
         if self._teams:
             failures = self._everyones(failures, options)
         if failures:
-            listed = ", ".join(
-                f"factor {mode} of {called(p, self._names())} ({in_a_row} times in a row)"
-                for p, mode, in_a_row in failures
-            )
-            raise RuntimeError(
-                f"no basis could be computed for {listed}, also in float64 and with damping; the "
-                "old one was kept. Look at these gradients, or raise max_failures"
-            )
+            raise_for(failures, self._names())
         return loss
+
+    def _options(self) -> list[Options]:
+        """What the param groups say; read anew if anything was written into them."""
+        groups = [{**group, "params": None} for group in self.param_groups]
+        said = [x for group in groups for pair in group.items() for x in pair]
+        unknown = list in map(type, said) or len(said) != len(self._said)  # a list may have changed
+        if unknown or any(map(is_not, said, self._said)):
+            read = [self.options.of(group) for group in self.param_groups]
+            for o, shapes in zip(read, self._shapes, strict=True):
+                o.check_shapes(shapes)
+            self._said, self._read = said, read
+        return self._read
 
     def _everyones(self, failures: Sequence[Failure], options: Sequence[Options]) -> list[Failure]:
         """What to raise now: at the steps of checks, ranks tell each other of shared blocks.
@@ -272,11 +277,7 @@ class EigenbasisOptimizer(Optimizer):
     def basis_report(self) -> list[FactorReport]:
         """Per parameter, block and factor: checks, basis computations, last criterion, history."""
         self._follow()
-        number = {p: n for n, p in enumerate(self._parameters())}
-        names = self._names()
-        found = [pair for bucket in self._buckets for pair in factor_reports(bucket, names)]
-        found.sort(key=lambda pair: (number[pair[0]], pair[1].block, pair[1].mode))
-        return [report for _, report in found]
+        return reports(self._buckets, self._parameters(), self._names())
 
     # ---------------------------------------------------------------- state in and out
 

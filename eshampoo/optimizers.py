@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar, final
+from typing import ClassVar, Concatenate, ParamSpec, TypeVar, final
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -277,10 +277,8 @@ class MuonOptions(EShampooOptions):
     max_failures: int = field(default=3, init=False)
     record: bool = field(default=False, init=False)
 
-    @property
-    def ahead(self) -> bool:
-        """The AdamW beside Muon does not look ahead."""
-        return False
+    # The AdamW beside Muon does not look ahead.
+    adam_looks_ahead: ClassVar[bool] = False
 
 
 @final

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
@@ -202,6 +202,15 @@ class Options:
     beta_scale: float = field(default=math.nan, init=False)
     # Whether the criterion is evaluated at step t; known to the options of a step.
     checks_at: Every | WhenNew = field(default=Every(1), init=False)
+    # Whether momentum of Adam's kind looks one step ahead; known to the options of a step.
+    ahead: bool = field(default=False, init=False)
+    # Whether entries are cut off at Adam's own bound; known to the options of a step. Where the
+    # size of an update is fixed, an entry beyond it would be at the cost of all others. Another p,
+    # or one number of D for many entries, has no such bound.
+    bounded: bool = field(default=False, init=False)
+
+    # Whether `nesterov` is of Adam's momentum.
+    adam_looks_ahead: ClassVar[bool] = True
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "Options":
@@ -223,27 +232,16 @@ class Options:
             if contradicts(options):
                 both = " and ".join(f"{name}={getattr(options, name)!r}" for name in names)
                 raise ValueError(f"{both} {why}")
-        beta_scale = beta2 if options.beta3 is None else options.beta3
-        object.__setattr__(options, "beta_scale", beta_scale)
-        F = options.frequency
-        checks_at = when_new(beta2, options.novelty) if F == "auto" else Every(F)
-        object.__setattr__(options, "checks_at", checks_at)
+        F, as_adam = options.frequency, options.exponent == 0.5 and options.moment == "entry"
+        derived = {
+            "beta_scale": beta2 if options.beta3 is None else options.beta3,
+            "checks_at": when_new(beta2, options.novelty) if F == "auto" else Every(F),
+            "ahead": options.nesterov and cls.adam_looks_ahead,
+            "bounded": options.correction == "bounded" or (options.rms is not None and as_adam),
+        }
+        for name, value in derived.items():
+            object.__setattr__(options, name, value)
         return options
-
-    @property
-    def bounded(self) -> bool:
-        """Whether entries are cut off at Adam's own bound.
-
-        Where the size of an update is fixed, an entry beyond it would be at the cost of all others.
-        Another p, or one number of D for many entries, has no such bound.
-        """
-        as_adam = self.exponent == 0.5 and self.moment == "entry"
-        return self.correction == "bounded" or (self.rms is not None and as_adam)
-
-    @property
-    def ahead(self) -> bool:
-        """Whether momentum of Adam's kind looks one step ahead."""
-        return self.nesterov
 
     @property
     def graft_moment(self) -> bool:

@@ -1,6 +1,6 @@
 """What `basis_report()` returns."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -75,3 +75,13 @@ def factor_reports(
                     tuple(counters.history.get(entry, ())),
                 ),
             )
+
+
+def reports(
+    buckets: Sequence[Bucket], params: Sequence[Tensor], names: Mapping[Tensor, str]
+) -> list[FactorReport]:
+    """The factors of all buckets, in the order of their parameters."""
+    number = {p: n for n, p in enumerate(params)}
+    found = [pair for bucket in buckets for pair in factor_reports(bucket, names)]
+    found.sort(key=lambda pair: (number[pair[0]], pair[1].block, pair[1].mode))
+    return [report for _, report in found]

@@ -164,9 +164,10 @@ def remember_(
     for bucket in buckets if histories else ():
         for position, block in enumerate(bucket.blocks):
             for k in range(len(bucket.modes)):
-                key = heir_of.get(block.parameter), block.number, k
-                if key in histories:
-                    bucket.counters.history[position * len(bucket.modes) + k] = histories[key]
+                heir = heir_of.get(block.parameter)
+                if heir is not None and (heir, block.number, k) in histories:
+                    history = histories[heir, block.number, k]
+                    bucket.counters.history[position * len(bucket.modes) + k] = history
 
 
 def suffix_(buckets: Sequence[Bucket]) -> None:

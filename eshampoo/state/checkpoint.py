@@ -57,13 +57,7 @@ def collected(state: Mapping[Any, Any], buckets: Sequence[Bucket]) -> dict[Any, 
 
     Entries are copies: a view would drag its whole stack into a file.
     """
-
-    def copied(entry: object) -> object:
-        if not isinstance(entry, dict):
-            return entry
-        return {name: x.clone() if isinstance(x, Tensor) else x for name, x in entry.items()}
-
-    found: dict[Any, Any] = {key: copied(entry) for key, entry in state.items()}
+    found = {key: apart(entry) for key, entry in state.items()}
     for bucket in buckets:
         if bucket.spread:
             for p, values in _stored(bucket):

@@ -1,11 +1,9 @@
-"""The size of an update apart from its direction.
+"""Learning-rate grafting: an update takes the norm of another method's (Eq. grafting).
 
-Learning-rate grafting gives it the norm of another method's update (Eq. grafting), `rms` a fixed
-root mean square. Grafting takes norms per block, or per parameter: then they are summed over the
-blocks of a parameter, wherever those are, before any of them can move.
+Norms are taken per block, or per parameter: then they are summed over the blocks of a parameter,
+wherever those are, before any of them can move.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,13 +60,6 @@ def direction(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:
     correction = bias(o.betas[1], t) if o.graft == "adam" else torch.ones_like(t)
     D = s.lent / per_block(correction, s.lent)
     return M / (bias1 * (D.sqrt() + o.eps))
-
-
-def fix_rms_(U: Tensor, turned: Tensor, rms: float) -> None:
-    """U ← U · rms / RMS(U) per block whose basis has `turned`; an update of zero stays zero."""
-    norms = torch.linalg.vector_norm(U.flatten(1), dim=1)
-    ratio = rms * math.sqrt(U[0].numel()) / norms
-    U.mul_(per_block(torch.where((turned > 0) & (norms > 0), ratio, torch.ones_like(norms)), U))
 
 
 def squared_norms(U: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """New bases where they are due: all criteria first, one copy to the host, one solve per size."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import log2, prod
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..math.linalg import diagonal, off_norm, off_share, orthonormalize, turn_
 from ..math.solvers import Change, eigh, least_cost, solve
-from ..state.blocks import Failure, together
+from ..state.blocks import Failure, called, together
 from ..state.bucket import Bucket
 from ..state.state import State
 from .eigenvalues import inverse_root, spectrum
@@ -238,3 +238,15 @@ def _renew_root_(check: Check) -> None:
     k, p = len(s.factors), check.task.bucket.method.exponent(o)
     eigenvalues = spectrum(diagonal(s.factors[mode][at]), s.step[at], k, o)
     s.roots[mode][at] = inverse_root(s.bases[mode][at], eigenvalues, k, o, p)
+
+
+def raise_for(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> None:
+    """Report bases that could not be computed too often in a row."""
+    listed = ", ".join(
+        f"factor {mode} of {called(p, names)} ({in_a_row} times in a row)"
+        for p, mode, in_a_row in failures
+    )
+    raise RuntimeError(
+        f"no basis could be computed for {listed}, also in float64 and with damping; the old one "
+        "was kept. Look at these gradients, or raise max_failures"
+    )

@@ -4,6 +4,7 @@
 bucket is local, or an exchange with other ranks.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..state.blocks import Part
 from ..state.bucket import Batch, Bucket
-from .grafting import compare_, fix_rms_, rescale_, see_, sum_over_parameters_
+from .grafting import compare_, rescale_, see_, sum_over_parameters_
 from .nonfinite import admit_, believe_
 from .phases import SETTLE_EVERY, Coefficients, coefficients, direction_, observe_, settle_
 from .refresh import refresh_
@@ -114,6 +115,14 @@ def update_(work: Work, compared: list[Compared]) -> None:
     elif task.options.rms is not None and not task.bucket.elementwise:
         fix_rms_(U, part.state.turned, task.options.rms)
     deliver_(task, part, U, c)
+
+
+def fix_rms_(U: Tensor, turned: Tensor, rms: float) -> None:
+    """U ← U · rms / RMS(U) per block whose basis has `turned`; an update of zero stays zero."""
+    norms = torch.linalg.vector_norm(U.flatten(1), dim=1)
+    ratio = rms * math.sqrt(U[0].numel()) / norms
+    ratio = torch.where((turned > 0) & (norms > 0), ratio, torch.ones_like(norms))
+    U.mul_(ratio.view(-1, *[1] * (U.dim() - 1)))
 
 
 def deliver_(task: Task, part: Part, U: Tensor, c: Coefficients) -> None:

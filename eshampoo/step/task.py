@@ -42,7 +42,9 @@ def plan(
     """The tasks of a step; nothing has changed yet."""
     tasks = []
     for bucket in buckets:
-        o, present = options[bucket.group], bucket.route.present()
+        o = options[bucket.group]
+        scope = graft_scope(bucket, o)
+        present = bucket.route.present()
         clock = [t + now for t, now in zip(bucket.clock, present, strict=True)]
         due = {}
         if bucket.modes:
@@ -51,7 +53,7 @@ def plan(
             due = {position: o.threshold(clock[position]) for position in at}
         said = verdicts_of(bucket, verdicts) if verdicts else None
         waits = bool(due) and bucket.method.refreshes == "before"
-        tasks.append(Task(bucket, o, present, clock, due, said, waits, graft_scope(bucket, o)))
+        tasks.append(Task(bucket, o, present, clock, due, said, waits, scope))
     return tasks
 
 
