@@ -73,8 +73,8 @@ DIGITS_VIT = classifier(
             tuned={
                 "adamw": {"lr": 6e-3},
                 "shampoo": {"lr": 1e-2, "frequency": 4},
-                "soap": {"lr": 6e-3},
-                "eshampoo": {"lr": 3e-3},
+                "soap": {"lr": 1e-2},
+                "eshampoo": {"lr": 6e-3},
                 "klshampoo": {"frequency": 2},
             },
         ),
