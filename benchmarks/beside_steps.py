@@ -17,10 +17,10 @@ from torch import Tensor
 import eshampoo
 
 NEVER = 10**9
-KINDS: dict[str, dict[str, float]] = {
+KINDS: dict[str, dict[str, float | None]] = {
     "plain": {"frequency": NEVER},
     "check": {"frequency": 1, "tau": 0.999},  # every factor is checked, none is due
-    "refresh": {"frequency": 1, "tau": 0.0},  # every factor is due
+    "refresh": {"frequency": 1, "tau": 0.0, "budget": None},  # every factor is due
 }
 
 

@@ -92,7 +92,9 @@ def _adamw(*, fused: bool) -> Callable[[Sequence[Tensor]], Stepper]:
 
 
 CONTENDERS = {
-    "eshampoo": Contender("EShampoo", _ours("EShampoo", frequency=NEVER), 3, package="eshampoo"),
+    "eshampoo": Contender(
+        "EShampoo", _ours("EShampoo", frequency=NEVER, budget=None), 3, package="eshampoo"
+    ),
     "shampoo": Contender(
         "Shampoo, stale roots, Adam grafting",
         _ours("Shampoo", frequency=NEVER),

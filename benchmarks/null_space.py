@@ -171,7 +171,8 @@ def mlp(seed: int) -> nn.Sequential:
 
 
 def optimizer(model: nn.Module, lr: float, options: dict[str, Any]) -> EShampoo:
-    return EShampoo(model.parameters(), lr=lr, weight_decay=0.0, merge_dims=False, **options)
+    params = model.parameters()
+    return EShampoo(params, lr=lr, weight_decay=0.0, budget=None, rms=None, **options)
 
 
 def train(

@@ -37,7 +37,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     optimizers, before = {}, {}
     for solver in ("eigh", "partial"):
         params = shapes.parameters(spec["shapes"])
-        optimizer = EShampoo(params, frequency=1, tau=TAU, solver=solver)
+        optimizer = EShampoo(params, frequency=1, tau=TAU, solver=solver, budget=None)
         optimizers[solver] = optimizer
         before[solver] = _writer(optimizer)
     times = timing.race(

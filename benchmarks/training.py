@@ -35,7 +35,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     )
     params = list(model.parameters())
     twins = [p.detach().clone().requires_grad_() for p in params]
-    optimizer = EShampoo(params, frequency=1, tau=0.1, solver="partial")
+    optimizer = EShampoo(params, frequency=1, tau=0.1, solver="partial", budget=None)
     plain = EShampoo(twins, frequency=NEVER)
     clocks = {"adaptive": timing.Clock(), "plain": timing.Clock()}
     losses = []

@@ -172,7 +172,8 @@ class SOAP(EigenbasisOptimizer):
         V = qr(Λ̂ P),  Q ← QV,  D permuted by P, which sorts diag Λ̂ in descending order
 
     The first gradient only builds the basis. ε is added to the uncorrected √D and weight decay is
-    applied last. The defaults are those of its authors.
+    applied last. The defaults are those of its authors, but a side whose factor would have 8 times
+    the entries of its block or more has no basis.
     """
 
     method, options = methods.SOAP, SOAPOptions
