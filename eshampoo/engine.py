@@ -14,7 +14,7 @@ from torch.optim.optimizer import ParamsT
 
 from .math.foreach import not_compiled
 from .methods import Method
-from .options import Options, described, offered
+from .options import Options, offered
 from .report import FactorReport, reports
 from .state import binding, checkpoint
 from .state.blocks import Failure, is_sharded
@@ -38,9 +38,6 @@ class EigenbasisOptimizer(Optimizer):
 
     method: ClassVar[Method]
     options: ClassVar[type[Options]]
-
-    def __init_subclass__(cls) -> None:
-        cls.__doc__ = f"{cls.__doc__}\n    Args:\n{described(cls.options)}\n    "
 
     def __init__(self, params: ParamsT, options: Options) -> None:
         self._forget()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from . import methods
+from .describe import described
 from .engine import EigenbasisOptimizer
 from .math.solvers import Slots, Solver
 from .options import (
@@ -302,3 +303,5 @@ class Muon(EigenbasisOptimizer):
 
 
 CLASSES = (EShampoo, Shampoo, SOAP, KLShampoo, CASPR, FullMatrixAdam, Muon)
+for cls in CLASSES:
+    cls.__doc__ = f"{cls.__doc__}\n{described(cls.options)}    "

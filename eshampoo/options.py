@@ -6,7 +6,6 @@ checked at every step, before anything changes.
 
 import difflib
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -87,60 +86,66 @@ class Options:
         betas: β1 of the momentum and β2 of the factors; β2 = 1 sums instead of averaging (AdaGrad).
         eps: ε, added to √D̃ as in AdamW.
         weight_decay: λ, decoupled.
+        budget: the most that the bases of a factor may cost, as a share of the arithmetic of its
+            plain steps, beyond 3 log₂(1 + t/2) of them, which are free. A basis that is due without
+            credit waits for another check (`basis_report()` says how often). None: no limit.
+        rms: the root mean square that the update of every block with a basis is scaled to: the
+            learning rate then means the same in every layer and method. √D counts as at least a
+            thousandth of its root mean square, and no entry beyond Adam's own bound. None: the
+            paper's rule, sizes as they come. Not together with `graft`.
+        sides: which sides of a matrix have a basis: "both", or one alone, "left", "right" or
+            "smaller" (one-sided Shampoo, ASGO), without products and state for the other. With more
+            dimensions "left" is the first and "right" the last.
+        max_dim: larger dimensions are split into blocks.
+        process_group: share work and state over this group of `torch.distributed`.
+        nonfinite: a gradient with NaN or Inf: "skip" leaves its block out of the step, "raise"
+            raises before anything has changed, "propagate" takes it as it is.
+        record: keep the history of the criterion for `basis_report()`.
+        maximize: ascend.
+
+    For models and machines that need more:
+        momentum: μ of Muon's momentum; `betas` are those of the AdamW beside it.
+        ns_steps: iterations of Newton–Schulz.
+        nesterov: look one step ahead in the momentum, as in NAdam; Muon's own momentum alone.
+        moment: what D, and the moment of the grafting method, have one number for: every "entry" of
+            a block, every "row", or the "block" (Adam-mini's saving).
+        vectors: 1-D parameters: "adam", or "full" for full-matrix Adam.
+        matrices: parameters of two and more dimensions: "kronecker", by the method, or "adam".
+        merge_dims: True merges neighbouring dimensions, from the last, while their product ≤
+            max_dim; a parameter that merges into one mode gets full-matrix Adam. "kernel" joins
+            the kernel of a convolution to its inputs, and leaves matrices alone.
+        oversize: dimensions above max_dim: "split", or "identity" for no basis on that side.
+        precision: of the products in a step: "highest", full float32 whatever the process is set
+            to (no TF32), or "inherit", as it is set; one group with "highest" is enough.
+        max_failures: how many failed decompositions of one factor in a row are an error.
+
+    For the paper's experiments:
         tau: τ; a basis is kept while its relative error is at most τ. A number or a callable
             step → number (`eshampoo.schedules`). 0 recomputes at every check, 1 never.
         frequency: F; the criterion is evaluated every F steps. "auto": whenever at least the share
             `novelty` of a factor's average is new since the last check; the first at step 1.
         novelty: ν in (0, 1]; that share, with frequency="auto".
-        budget: the most that the bases of a factor may cost, as a share of the arithmetic of its
-            plain steps, beyond 3 log₂(1 + t/2) of them, which are free. A basis that is due without
-            credit waits for another check (`basis_report()` says how often). None: no limit.
-        sides: which sides of a matrix have a basis: "both", or one alone, "left", "right" or
-            "smaller" (one-sided Shampoo, ASGO), without products and state for the other. With more
-            dimensions "left" is the first and "right" the last.
-        moment: what D, and the moment of the grafting method, have one number for: every "entry" of
-            a block, every "row", or the "block" (Adam-mini's saving).
-        exponent: p of D^{-p}; 1 for the statistics of the Fisher. Parameters under Adam keep 1/2.
-        variant: "shampoo", with L^{-p/k} for each of k factors, or "shampoo2" with L^{-p}.
-        trace_scaling: divide by S = Tr L = Tr R, shared out as Tr^{-(k-1)/k} per factor.
+        solver: "eigh"; "qr", Algorithm 4; "power", SOAP's single step; "partial", which
+            diagonalises only the coordinates that carry the excess error.
+        refresh_to: "partial" brings the criterion down to refresh_to · τ.
+        qr_iterations: I, the most iterations of "qr".
         graft: the method whose norm the update takes: "adam", "rmsprop", "adagrad", "sgd" or None.
             Before the first basis it takes the step alone.
         graft_scope: norms of the whole "parameter" or of each "block".
-        rms: the root mean square that the update of every block with a basis is scaled to: the
-            learning rate then means the same in every layer and method. √D counts as at least a
-            thousandth of its root mean square, and no entry beyond Adam's own bound. None: the
-            paper's rule, sizes as they come. Not together with `graft`.
-        momentum: μ of Muon's momentum; `betas` are those of the AdamW beside it.
-        ns_steps: iterations of Newton–Schulz.
+        variant: "shampoo", with L^{-p/k} for each of k factors, or "shampoo2" with L^{-p}.
+        trace_scaling: divide by S = Tr L = Tr R, shared out as Tr^{-(k-1)/k} per factor.
         eigenvalues: "stale", frozen with the basis, or "fresh", diag Λ̂ at every check.
-        solver: "eigh"; "qr", Algorithm 4; "power", SOAP's single step; "partial", which
-            diagonalises only the coordinates that carry the excess error.
-        slots: which new column inherits which entry of D: "rank", as the solver orders them, or
-            "match", by largest overlap with the old columns.
-        refresh_to: "partial" brings the criterion down to refresh_to · τ.
-        qr_iterations: I, the most iterations of "qr".
+        exponent: p of D^{-p}; 1 for the statistics of the Fisher. Parameters under Adam keep 1/2.
         beta3: β3, the averaging constant of D; None means β2.
         correction: D on a change of basis: "naive" keeps it (Algorithm 2); "bounded" keeps it and
             cuts off what Adam could not reach in a basis that stands still; "basis_aware" maps it
             by V^{⊙2} (appendix); "optimal" takes diag(QᵀAQ) from the full matrix A (Algorithm 1;
             blocks of at most 4096 elements).
-        vectors: 1-D parameters: "adam", or "full" for full-matrix Adam.
-        matrices: parameters of two and more dimensions: "kronecker", by the method, or "adam".
-        max_dim: larger dimensions are split into blocks.
-        oversize: dimensions above max_dim: "split", or "identity" for no basis on that side.
-        merge_dims: True merges neighbouring dimensions, from the last, while their product ≤
-            max_dim; a parameter that merges into one mode gets full-matrix Adam. "kernel" joins
-            the kernel of a convolution to its inputs, and leaves matrices alone.
-        nesterov: look one step ahead in the momentum, as in NAdam; Muon's own momentum alone.
-        maximize: ascend.
-        process_group: share work and state over this group of `torch.distributed`.
-        nonfinite: a gradient with NaN or Inf: "skip" leaves its block out of the step, "raise"
-            raises before anything has changed, "propagate" takes it as it is.
-        precision: of the products in a step: "highest", full float32 whatever the process is set
-            to (no TF32), or "inherit", as it is set; one group with "highest" is enough.
-        max_failures: how many failed decompositions of one factor in a row are an error.
-        record: keep the history of the criterion for `basis_report()`.
-        foreach: None or False, for programs that pass it to every optimizer; as the next four.
+        slots: which new column inherits which entry of D: "rank", as the solver orders them, or
+            "match", by largest overlap with the old columns.
+
+    For programs that pass them to every optimizer:
+        foreach: None or False; True is an error that says why, here and below.
         fused: None or False.
         capturable: None or False.
         differentiable: None or False.
@@ -152,39 +157,39 @@ class Options:
     eps: float = keyword(1e-8, AT_LEAST_0)
     weight_decay: float = keyword(1e-2, AT_LEAST_0)
     _: KW_ONLY
+    budget: float | None = keyword(0.25, AT_LEAST_0_OR_NONE)
+    rms: float | None = keyword(0.4, POSITIVE_OR_NONE)
+    sides: Sides = keyword("both", one_of(Sides))
+    max_dim: int = keyword(1024, COUNT)
+    process_group: "ProcessGroup | None" = keyword(None, ANYTHING)
+    nonfinite: NonFinite = keyword("skip", one_of(NonFinite))
+    record: bool = keyword(False, SWITCH)
+    maximize: bool = keyword(False, SWITCH)
+    momentum: float = keyword(0.95, BELOW_1)
+    ns_steps: int = keyword(5, COUNT)
+    nesterov: bool = keyword(False, SWITCH)
+    moment: Moment = keyword("entry", one_of(Moment))
+    vectors: Vectors = keyword("adam", one_of(Vectors))
+    matrices: Matrices = keyword("kronecker", one_of(Matrices))
+    merge_dims: Merge = keyword(False, one_of(Literal["kernel"], False, True))
+    oversize: Oversize = keyword("split", one_of(Oversize))
+    precision: Precision = keyword("highest", one_of(Precision))
+    max_failures: int = keyword(3, COUNT)
     tau: Tau = keyword(0.03, TAU)
     frequency: Frequency = keyword("auto", FREQUENCY)
     novelty: float = keyword(0.1, ABOVE_0)
-    budget: float | None = keyword(0.25, AT_LEAST_0_OR_NONE)
-    sides: Sides = keyword("both", one_of(Sides))
-    moment: Moment = keyword("entry", one_of(Moment))
-    exponent: float = keyword(0.5, POSITIVE)
-    variant: Variant = keyword("shampoo", one_of(Variant))
-    trace_scaling: bool = keyword(False, SWITCH)
-    graft: Graft | None = keyword(None, one_of(Graft, None))
-    graft_scope: GraftScope = keyword("parameter", one_of(GraftScope))
-    rms: float | None = keyword(0.4, POSITIVE_OR_NONE)
-    momentum: float = keyword(0.95, BELOW_1)
-    ns_steps: int = keyword(5, COUNT)
-    eigenvalues: Eigenvalues = keyword("stale", one_of(Eigenvalues))
     solver: Solver = keyword("eigh", one_of(Solver))
-    slots: Slots = keyword("rank", one_of(Slots))
     refresh_to: float = keyword(0.5, SHARE)
     qr_iterations: int = keyword(10, COUNT)
+    graft: Graft | None = keyword(None, one_of(Graft, None))
+    graft_scope: GraftScope = keyword("parameter", one_of(GraftScope))
+    variant: Variant = keyword("shampoo", one_of(Variant))
+    trace_scaling: bool = keyword(False, SWITCH)
+    eigenvalues: Eigenvalues = keyword("stale", one_of(Eigenvalues))
+    exponent: float = keyword(0.5, POSITIVE)
     beta3: float | None = keyword(None, SHARE_OR_NONE)
     correction: Correction = keyword("naive", one_of(Correction))
-    vectors: Vectors = keyword("adam", one_of(Vectors))
-    matrices: Matrices = keyword("kronecker", one_of(Matrices))
-    max_dim: int = keyword(1024, COUNT)
-    oversize: Oversize = keyword("split", one_of(Oversize))
-    merge_dims: Merge = keyword(False, one_of(Literal["kernel"], False, True))
-    nesterov: bool = keyword(False, SWITCH)
-    maximize: bool = keyword(False, SWITCH)
-    process_group: "ProcessGroup | None" = keyword(None, ANYTHING)
-    nonfinite: NonFinite = keyword("skip", one_of(NonFinite))
-    precision: Precision = keyword("highest", one_of(Precision))
-    max_failures: int = keyword(3, COUNT)
-    record: bool = keyword(False, SWITCH)
+    slots: Slots = keyword("rank", one_of(Slots))
     foreach: bool | None = keyword(
         None, only_false("a step works on stacks of blocks, which is what foreach is for")
     )
@@ -314,14 +319,6 @@ _RULES: dict[str, Rule] = {f.name: f.metadata["rule"] for f in fields(Options) i
 def offered(options: type[Options]) -> list[str]:
     """The keywords that an optimizer with these options takes."""
     return [f.name for f in fields(options) if f.init]
-
-
-def described(options: type[Options]) -> str:
-    """The part of the documentation above that speaks of the keywords that are offered."""
-    text = (Options.__doc__ or "").split("Args:\n")[1].rstrip()
-    entries = re.split(r"\n(?=        \w)", text)
-    own = ["params", *offered(options)]
-    return "\n".join(entry for entry in entries if entry.strip().split(":")[0] in own)
 
 
 def misspelt(options: type[Options], key: str) -> str | None:
