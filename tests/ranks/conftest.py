@@ -43,7 +43,7 @@ def pytest_pyfunc_call(pyfuncitem):
 def worlds(tmp_path_factory):
     """Worlds by their number of ranks, each started when it is first needed."""
     folder = tmp_path_factory.mktemp("worlds")
-    made = {size: Ranks(size, folder) for size in (1, 2, 3, 4)}
+    made = {size: Ranks(size, folder) for size in (1, 2, 3, 4, 5)}
     yield made
     for ranks in made.values():
         ranks.stop()
