@@ -6,20 +6,15 @@ from pathlib import Path
 
 from eshampoo.lab import objectives
 from eshampoo.lab.data import images, molecules, mri, text
+from eshampoo.lab.equations import PINN_CONVECTION, PINN_POISSON
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.models.convnext import ConvNeXt
 from eshampoo.lab.models.gnn import GraphNetwork
 from eshampoo.lab.models.llama import Llama
 from eshampoo.lab.models.unet import UNet
 from eshampoo.lab.models.vit import SimpleViT
-from eshampoo.lab.optimizers import Option
 from eshampoo.lab.run.runs import SCALES, Run, Scale
-from eshampoo.lab.workloads import Setting, Workload
-
-
-def options(lr: float, weight_decay: float, beta2: float = 0.999) -> Mapping[str, Option]:
-    """Return the options that every optimizer of a setting shares, with ε as in the paper."""
-    return {"lr": lr, "betas": (0.9, beta2), "eps": 1e-10, "weight_decay": weight_decay}
+from eshampoo.lab.workloads import Setting, Workload, options
 
 
 def classifier(
@@ -273,6 +268,44 @@ TEXT_LLAMA = Workload(
     },
 )
 
+TEXT_CHAR = Workload(
+    name="text-char",
+    title="Llama 3 architecture on characters",
+    origin="Python's own documentation, or Tiny Shakespeare, any text file (--data)",
+    locate=text.locate_characters,
+    loss=objectives.cross_entropy,
+    metric=objectives.validation_loss,
+    metric_name="validation loss",
+    trivial=objectives.unigram_loss,
+    higher_is_better=False,
+    settings={
+        "tiny": Setting(
+            model=partial(Llama, width=16, depth=1, heads=2, key_heads=2, hidden=32, length=16),
+            data=partial(text.load_characters, length=16),
+            steps=10,
+            batch=4,
+            options=options(3e-3, 0.1, 0.99),
+        ),
+        # the size of the small GPTs that people train on a CPU, which reach about 1.88
+        "small": Setting(
+            model=partial(Llama, width=128, depth=4, heads=4, key_heads=4, hidden=352, length=64),
+            data=partial(text.load_characters, length=64),
+            steps=2000,
+            batch=12,
+            options=options(3e-3, 0.1, 0.99),
+            threads=1,
+        ),
+        "paper": Setting(
+            model=partial(Llama, width=384, depth=6, heads=6, key_heads=6, hidden=1024, length=256),
+            data=partial(text.load_characters, length=256),
+            steps=5000,
+            batch=64,
+            options=options(1e-3, 0.1, 0.99),
+        ),
+    },
+)
+
+
 WORKLOADS: Mapping[str, Workload] = {
     row.name: row
     for row in (
@@ -282,6 +315,9 @@ WORKLOADS: Mapping[str, Workload] = {
         MRI_UNET,
         MOLECULES_GNN,
         TEXT_LLAMA,
+        TEXT_CHAR,
+        PINN_POISSON,
+        PINN_CONVECTION,
     )
 }
 

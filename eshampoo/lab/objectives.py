@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eshampoo.lab.data import Batch, Dataset
+from eshampoo.lab.data.pde import SPEED
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
@@ -109,3 +110,47 @@ def average_precision(scores: Tensor, labels: Tensor) -> float:
             precision = ranked.cumsum(0) / torch.arange(1, len(ranked) + 1)
             values.append(float((precision * ranked).sum() / ranked.sum()))
     return sum(values) / len(values) if values else float("nan")
+
+
+def slopes(model: nn.Module, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ∂u/∂(point) at every point, and the points, with respect to which it can be derived.
+
+    A point has no part in the value at another one, so the derivative of the sum has them all.
+    """
+    points = points.detach().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(model(points).sum(), points, create_graph=True)
+    return slope, points
+
+
+def poisson_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the mean square of Δu + f in the interior plus that of u on the boundary."""
+    inside, source, edge, value = batch
+    slope, points = slopes(model, inside)
+    curvature = [
+        torch.autograd.grad(slope[:, i].sum(), points, create_graph=True)[0][:, i] for i in range(2)
+    ]
+    residual = curvature[0] + curvature[1] + source
+    wrong: Tensor = model(edge).squeeze(1) - value
+    return residual.square().mean() + wrong.square().mean()
+
+
+def convection_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the mean squares of u_t + 40 u_x, of the difference at the two ends, of the start."""
+    inside, left, right, start, value = batch
+    slope, _ = slopes(model, inside)
+    residual = slope[:, 1] + SPEED * slope[:, 0]
+    parts = (residual, model(left) - model(right), model(start).squeeze(1) - value)
+    return torch.stack([part.square().mean() for part in parts]).sum()
+
+
+def relative_error(model: nn.Module, batches: Iterable[Batch]) -> float:
+    """Return ‖u − solution‖ / ‖solution‖ over the points of all batches."""
+    parts = [(model(points).squeeze(1) - solution, solution) for points, solution in batches]
+    wrong, true = (torch.cat(column) for column in zip(*parts, strict=True))
+    return float(wrong.norm() / true.norm())
+
+
+def error_of_zero(dataset: Dataset) -> float:
+    """Return the relative error of u = 0."""
+    return 1.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import LBFGS, AdamW, Optimizer
 
 from eshampoo.lab.errors import UserError
 from eshampoo.optimizers import CLASSES
@@ -15,7 +15,7 @@ from eshampoo.optimizers import CLASSES
 Option = bool | int | float | str | None | tuple[float, ...]
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {
-    found.__name__.lower(): found for found in (AdamW, *CLASSES)
+    found.__name__.lower(): found for found in (AdamW, *CLASSES, LBFGS)
 }
 
 
@@ -24,6 +24,11 @@ def optimizer_class(name: str) -> type[Optimizer]:
     if name not in OPTIMIZERS:
         raise UserError(f"unknown optimizer {name!r}; choose one of: {', '.join(OPTIMIZERS)}")
     return OPTIMIZERS[name]
+
+
+def keywords(name: str) -> list[str]:
+    """Return the keywords that an optimizer takes."""
+    return [key for key in inspect.signature(optimizer_class(name)).parameters if key != "params"]
 
 
 def parse_option(text: str) -> Option:
@@ -48,20 +53,18 @@ def parse_option(text: str) -> Option:
 
 def check_options(name: str, options: Mapping[str, Option]) -> None:
     """Refuse options that are no keywords of the optimizer, and values that it cannot step with."""
-    keywords = [
-        key for key in inspect.signature(optimizer_class(name)).parameters if key != "params"
-    ]
+    taken = keywords(name)
     for key in options:
-        if key not in keywords:
-            close = difflib.get_close_matches(key, keywords, 1)
+        if key not in taken:
+            close = difflib.get_close_matches(key, taken, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            raise UserError(f"{name} has no keyword {key!r}; {hint}it takes: {', '.join(keywords)}")
+            raise UserError(f"{name} has no keyword {key!r}; {hint}it takes: {', '.join(taken)}")
     starts = {start for option in options.values() for start, _ in schedule(option) or []}
     for share in sorted({0.0, *starts}):
         parameter = nn.Parameter(torch.zeros(2, 2))
         parameter.grad = torch.zeros(2, 2)
         try:
-            construct(name, [("weight", parameter)], options, share).step()
+            construct(name, [("weight", parameter)], options, share).step(lambda: 0.0)
         except (TypeError, ValueError, RuntimeError, AssertionError, OverflowError) as error:
             raise refusal(name, error) from error
 

@@ -9,8 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from eshampoo.lab.data import Batch, Dataset
-from eshampoo.lab.optimizers import Option
+from eshampoo.lab.optimizers import Option, keywords
 from eshampoo.lab.run.runs import Run, Scale
+
+
+def options(lr: float, weight_decay: float, beta2: float = 0.999) -> Mapping[str, Option]:
+    """Return the options that every optimizer of a setting shares, with ε as in the paper."""
+    return {"lr": lr, "betas": (0.9, beta2), "eps": 1e-10, "weight_decay": weight_decay}
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class Setting:
     data: Callable[[Path | None], Dataset]
     steps: int
     batch: int
-    options: Mapping[str, Option]  # keywords of every optimizer
+    options: Mapping[str, Option]  # of every optimizer that takes them
     # an optimizer's own keywords, which come before those of every optimizer
     tuned: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
     warmup: float = 0.05  # share of the run, before a cosine to zero; the paper has 353 of 7,050
@@ -65,5 +70,7 @@ class Workload:
     ) -> Run:
         """Return a run with the workload's values, the optimizer's tuned ones and ``options``."""
         setting = self.settings[scale]
-        merged = {**setting.options, **setting.tuned.get(optimizer, {}), **options}
+        taken = keywords(optimizer)
+        shared = {key: value for key, value in setting.options.items() if key in taken}
+        merged = {**shared, **setting.tuned.get(optimizer, {}), **options}
         return Run(self.name, scale, optimizer, merged, seed, steps or setting.steps)

@@ -152,4 +152,7 @@ MAKERS = {
     "mri-unet": fastmri_folder,
     "molecules-gnn": moleculenet_csv,
     "text-llama": c4_lines,
+    "text-char": text_file,
+    "pinn-poisson": lambda directory: None,
+    "pinn-convection": lambda directory: None,
 }

@@ -86,6 +86,29 @@ def load_text(path: Path | None, *, vocabulary: int, length: int) -> TextData:
     return TextData(arrays["train"], arrays["test"], length, int(arrays["vocabulary"]))
 
 
+def load_characters(path: Path | None, *, length: int) -> TextData:
+    """Load a corpus as characters; those that the training part lacks are the last of the list."""
+    source = locate_characters(path)
+    train, test = ("\n".join(documents) for documents in corpus(source))
+    alphabet = sorted({*train})
+    numbers = {character: number for number, character in enumerate(alphabet)}
+    streams = [
+        torch.tensor([numbers.get(character, len(alphabet)) for character in part])
+        for part in (train, test)
+    ]
+    if len(streams[1]) <= length:
+        raise UserError(f"the validation text has {len(streams[1])} characters; give more text")
+    return TextData(streams[0], streams[1], length, len(alphabet) + 1)
+
+
+def locate_characters(path: Path | None) -> Path | None:
+    """Find Tiny Shakespeare in a folder; anything else as ``locate_text`` finds it."""
+    if path is not None and path.is_dir():
+        for found in sorted(path.glob("*shakespeare*.txt*")):
+            return found
+    return locate_text(path)
+
+
 def corpus(source: Path | None) -> tuple[list[str], list[str]]:
     """Return the documents for training and those for validation."""
     if source is None:

@@ -12,7 +12,7 @@ from types import FrameType
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from eshampoo.lab.catalogue import setting, workload
 from eshampoo.lab.data import Dataset, batch_indices, seeded
@@ -153,14 +153,19 @@ def _step_(state: _State) -> float:
     batch = state.dataset.batch(indices, seeded(run.seed, state.step, 1))
     loaded = time.perf_counter()
     model.train()
-    loss_tensor = state.workload.loss(model, batch)
-    optimizer.zero_grad()
-    loss_tensor.backward()  # type: ignore[no-untyped-call]
-    if state.setting.clip is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), state.setting.clip)
-    loss = loss_tensor.item()
+
+    def differentiate() -> float:
+        loss = state.workload.loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if state.setting.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), state.setting.clip)
+        return loss.item()
+
+    loss = differentiate()
     differentiated, differentiated_cpu = time.perf_counter(), time.process_time()
-    optimizer.step()
+    # A line search asks for the loss again, and that is part of the optimizer's time.
+    optimizer.step(differentiate if isinstance(optimizer, LBFGS) else None)
     updated, updated_cpu = time.perf_counter(), time.process_time()
     state.step += 1
     state.diverged = not math.isfinite(loss)
@@ -189,6 +194,8 @@ def _step_(state: _State) -> float:
 
 def _apply_schedules_(state: _State) -> None:
     """Set the learning rate (linear warm-up, cosine to zero) and scheduled options of the step."""
+    if isinstance(state.optimizer, LBFGS):
+        return  # a line search has no schedule
     steps, warmup = state.run.steps, max(1, round(state.setting.warmup * state.run.steps))
     done = state.step + 1
     factor = done / warmup

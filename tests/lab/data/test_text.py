@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from eshampoo.lab.data import seeded, text
+from eshampoo.lab.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,15 @@ def test_python_ships_a_corpus():
     train, test = text.corpus(None)
     assert sum(map(len, train)) > 300_000
     assert sum(map(len, test)) > 10_000
+
+
+def test_characters_are_numbered_and_new_ones_are_the_last(tmp_path):
+    path = tmp_path / "tinyshakespeare.txt"
+    path.write_text("abcab" * 9 + "abzzb")
+    (tmp_path / "another.txt").write_text("not this one")
+    data = text.load_characters(tmp_path, length=3)
+    assert data.outputs == 4
+    assert data.train.tolist() == [0, 1, 2, 0, 1] * 9
+    assert data.test.tolist() == [0, 1, 3, 3, 1]
+    with pytest.raises(UserError, match="5 characters"):
+        text.load_characters(path, length=5)

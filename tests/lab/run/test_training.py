@@ -37,6 +37,14 @@ def test_every_workload_trains_on_its_published_format(workload, tmp_path):
     assert not np.array_equal(trained(other, tmp_path / "third", data).loss, first.loss)
 
 
+def test_lbfgs_searches_along_its_line(tmp_path):
+    """A step is one iteration with a line search, so the loss falls at every one of them."""
+    run = WORKLOADS["pinn-poisson"].run("lbfgs", {}, scale="tiny", steps=12)
+    losses = trained(run, tmp_path, None).loss
+    assert (np.diff(losses) < 0).all()
+    assert losses[-1] < 0.9 * losses[0]
+
+
 def test_the_split_of_the_time_adds_up(tmp_path):
     began = time.perf_counter()
     log = trained(tiny("eshampoo", steps=60), tmp_path)
