@@ -67,6 +67,7 @@ def parser() -> Parser:
     )
     compare = commands.add_parser("compare", allow_abbrev=False, help="train several and compare")
     reproduce = commands.add_parser("reproduce", allow_abbrev=False, help="make a figure")
+    study = commands.add_parser("study", allow_abbrev=False, help="compare on many problems")
     report = commands.add_parser("report", allow_abbrev=False, help="write report.html for runs")
 
     train.add_argument("workload", metavar="WORKLOAD")
@@ -80,14 +81,16 @@ def parser() -> Parser:
         help="names with options after colons: adamw:lr=0.001,eshampoo:tau=0.05:frequency=10",
     )
     compare.add_argument("--seeds", type=some, default=3, metavar="N")
-    add_figure_arguments_(reproduce)
+    add_figure_arguments_(reproduce, "FIGURE")
+    add_figure_arguments_(study, "STUDY")
+    study.add_argument("--only", metavar="LIST", help="some of its workloads, by commas")
     report.add_argument("directory", type=Path, metavar="DIR")
-    add_run_arguments_((train, compare, reproduce))
+    add_run_arguments_((train, compare, reproduce, study))
     for command in (train, compare):
         command.add_argument("--resume", action="store_true", help="continue what was interrupted")
         command.add_argument("--checkpoint-every", type=positive, default=200, metavar="STEPS")
         command.add_argument("--tensorboard", action="store_true", help="also log there")
-    for command in (workloads, train, compare, reproduce):
+    for command in (workloads, train, compare, reproduce, study):
         command.add_argument(
             "--data",
             type=Path,
@@ -98,9 +101,9 @@ def parser() -> Parser:
     return top
 
 
-def add_figure_arguments_(command: Parser) -> None:
-    """Add the arguments that ``eshampoo reproduce`` alone takes."""
-    command.add_argument("figure", metavar="FIGURE")
+def add_figure_arguments_(command: Parser, what: str) -> None:
+    """Add the arguments of a command that makes many runs for one page."""
+    command.add_argument("figure", metavar=what)
     command.add_argument(
         "--jobs",
         type=some,

@@ -36,6 +36,10 @@ def perform(known: argparse.Namespace, rest: Sequence[str], typed: Sequence[str]
         return train_one(known, keyword_options(rest), command_text(typed), console)
     if known.command == "compare":
         return compare(known, command_text(typed), console)
+    if known.command == "study":
+        from eshampoo.lab.figures.study import study
+
+        return study(known, console)
     from eshampoo.lab.figures.reproduce import reproduce
 
     return reproduce(known, console)

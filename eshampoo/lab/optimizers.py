@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, AdamW, Optimizer
 
+from eshampoo.grouping import parameter_groups
 from eshampoo.lab.errors import UserError
-from eshampoo.optimizers import CLASSES
+from eshampoo.optimizers import CLASSES, Muon
 
 Option = bool | int | float | str | None | tuple[float, ...]
 
@@ -74,12 +75,19 @@ def build_optimizer(name: str, model: nn.Module, options: Mapping[str, Option]) 
 
     A scheduled option (see ``schedule``) starts at its first value; the loop sets the others.
     """
-    return construct(name, model.named_parameters(), options, 0.0)
+    return construct(name, parameters_for(name, model), options, 0.0)
+
+
+def parameters_for(name: str, model: nn.Module) -> Iterable[Any]:
+    """Return named parameters; for Muon in groups, since embeddings and head are not for it."""
+    if optimizer_class(name) is not Muon:
+        return model.named_parameters()
+    return parameter_groups(model, {kind: {"matrices": "adam"} for kind in ("embeddings", "head")})
 
 
 def construct(
     name: str,
-    parameters: Iterable[tuple[str, nn.Parameter]],
+    parameters: Iterable[Any],
     options: Mapping[str, Option],
     share: float,
 ) -> Optimizer:

@@ -54,6 +54,7 @@ class Figure:
     note: str  # what the paper says about the figure, or what a figure of our own shows
     panels: tuple[Panel, ...]
     seeds: int
+    extend: bool = False  # tries further rates while the best of a curve is at an edge
     fresh: int = 0  # further seeds, at the best learning rate of each curve
     steps: Mapping[Scale, int] = field(default_factory=dict)  # else the workload's own
     # what an optimizer is given where a curve does not say otherwise

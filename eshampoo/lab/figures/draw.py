@@ -20,9 +20,13 @@ from eshampoo.lab.run.runlog import Factor
 
 def draw(figure: Figure, points: Points) -> bytes:
     """Draw a figure as PNG."""
-    canvas = Canvas(figsize=(5.2 * len(figure.panels), 4.2), layout="constrained")
-    grid: Any = canvas.subplots(1, len(figure.panels), squeeze=False)
-    for index, (panel, axes) in enumerate(zip(figure.panels, grid[0], strict=True)):
+    columns = len(figure.panels) if len(figure.panels) < 5 else 3
+    rows = math.ceil(len(figure.panels) / columns)
+    canvas = Canvas(figsize=(5.2 * columns, 4.2 * rows), layout="constrained")
+    grid: Any = canvas.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat[len(figure.panels) :]:
+        axes.set_axis_off()
+    for index, (panel, axes) in enumerate(zip(figure.panels, grid.flat, strict=False)):
         chosen = [(curve, group) for number, curve, group in points if number == index]
         axes.set_title(panel.title, fontsize=11)
         axes.grid(alpha=0.25)
@@ -49,12 +53,15 @@ def draw_rates(axes: Axes, panel: Panel, points: Sequence[tuple[Curve, Group]]) 
     finite = [v for _, group in points for v in group.values("final_loss") if math.isfinite(v)]
     top = max(finite, default=1.0)
     for index, curve in enumerate(panel.curves):
-        own = [group for other, group in points if other is curve]
-        rates = [float(str(group.run.options["lr"])) for group in own]
+        own = sorted((group for other, group in points if other is curve), key=rate_of)
+        rates = [rate_of(group) for group in own]
         losses = [group.mean("final_loss") for group in own]
         shown = [loss if math.isfinite(loss) else math.nan for loss in losses]
         spread = [group.spread("final_loss") for group in own]
         colour = COLOURS[index % len(COLOURS)]
+        if not curve.rates:  # a method that searches its own step sizes
+            axes.axhline(shown[0], color=colour, linestyle=":", label=curve.label)
+            continue
         axes.errorbar(rates, shown, yerr=spread, marker="o", label=curve.label, color=colour)
         lost = [rate for rate, loss in zip(rates, losses, strict=True) if math.isinf(loss)]
         axes.plot(lost, [top] * len(lost), "x", color=colour)
@@ -62,6 +69,11 @@ def draw_rates(axes: Axes, panel: Panel, points: Sequence[tuple[Curve, Group]]) 
     axes.set_yscale("log" if top > 20 * min(finite, default=1.0) else "linear")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("final training loss (× diverged)")
+
+
+def rate_of(group: Group) -> float:
+    """Return the learning rate of a group of runs."""
+    return float(str(group.run.options["lr"]))
 
 
 def best_rates(points: Sequence[tuple[Curve, Group]]) -> list[tuple[Curve, Group]]:

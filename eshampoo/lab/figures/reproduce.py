@@ -1,6 +1,7 @@
 """``eshampoo reproduce``: take the results that are there, run the rest, draw from logs alone."""
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from eshampoo.lab.optimizers import check_options
 from eshampoo.lab.report.compare import Group
 from eshampoo.lab.run.runlog import FILE_NAME, Log, finished, read_log, read_records
 from eshampoo.lab.run.runs import Run, Scale
+
+MOST_RATES = 6  # learning rates of one curve, with those that were added
 
 
 @dataclass(frozen=True)
@@ -75,16 +78,69 @@ def reproduce(known: argparse.Namespace, console: Console) -> int:
 def finish(
     figure: Figure, points: Sequence[Point], out: Path, known: argparse.Namespace, console: Console
 ) -> int:
-    """Get the logs of a figure, then of fresh seeds where it asks for them, and draw it."""
+    """Get the logs of a figure, of further rates and fresh seeds if it asks for them; draw it."""
     try:
-        logs = collect(figure.name, points, known, console)
-        again = repeated(points, logs, figure.fresh)
+        tried, logs = searched(figure, points, known, console)
+        again = repeated(tried, logs, figure.fresh)
         logs |= collect(f"{figure.name}, fresh seeds", again, known, console) if again else {}
     except KeyboardInterrupt:
         console.print("interrupted and saved; the same command continues")
         return 130
-    write_figure(figure, points, again, logs, out / f"{figure.name}-{known.scale}", console)
+    write_figure(figure, tried, again, logs, out / f"{figure.name}-{known.scale}", console)
     return 0
+
+
+def searched(
+    figure: Figure, points: Sequence[Point], known: argparse.Namespace, console: Console
+) -> tuple[list[Point], dict[Path, Log]]:
+    """Return the points with those at further learning rates, and all their logs."""
+    tried = list(points)
+    logs = collect(figure.name, tried, known, console)
+    while figure.extend and (more := extended(tried, logs)):
+        logs |= collect(f"{figure.name}, further rates", more, known, console)
+        tried += more
+    return tried, logs
+
+
+def extended(points: Sequence[Point], logs: Mapping[Path, Log]) -> list[Point]:
+    """Return points at the next learning rate, for curves whose best rate is an outermost one.
+
+    A curve with fewer than three rates is no search.
+    """
+    more = []
+    for tried in curves(points):
+        if len(tried) < 3:
+            continue
+        ranked = sorted(tried, key=rate)
+        best = min(ranked, key=lambda point: group(point, logs).mean("final_loss"))
+        if best not in (ranked[0], ranked[-1]) or len(ranked) > MOST_RATES:
+            continue
+        lr = next_rate(rate(best), 1 if best is ranked[-1] else -1)
+        runs = tuple(replace(run, options={**run.options, "lr": lr}) for run in best.runs)
+        more.append(Point(best.panel, best.curve, runs))
+    return more
+
+
+def rate(point: Point) -> float:
+    """Return the learning rate of a point."""
+    return float(str(point.runs[0].options["lr"]))
+
+
+def next_rate(lr: float, direction: int) -> float:
+    """Return the next of … 1e-3, 3e-3, 1e-2, 3e-2 …, about a factor √10 away.
+
+    >>> next_rate(3e-3, 1), next_rate(1e-3, -1)
+    (0.01, 0.0003)
+    """
+    return float(f"{10 ** ((round(2 * math.log10(lr)) + direction) / 2):.0e}")
+
+
+def curves(points: Sequence[Point]) -> list[list[Point]]:
+    """Return the points of each curve of each panel."""
+    found: dict[tuple[int, str], list[Point]] = {}
+    for point in points:
+        found.setdefault((point.panel, point.curve.label), []).append(point)
+    return list(found.values())
 
 
 def collect(
@@ -115,11 +171,8 @@ def collect(
 
 def repeated(points: Sequence[Point], logs: Mapping[Path, Log], seeds: int) -> list[Point]:
     """Return the best point of each curve of each panel, with as many seeds that it has not had."""
-    curves: dict[tuple[int, str], list[Point]] = {}
-    for point in points if seeds else ():
-        curves.setdefault((point.panel, point.curve.label), []).append(point)
     again = []
-    for tried in curves.values():
+    for tried in curves(points) if seeds else ():
         best = min(tried, key=lambda point: group(point, logs).mean("final_loss"))
         first = len(best.runs)
         runs = tuple(replace(best.runs[0], seed=first + number) for number in range(seeds))
