@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure as Canvas
 
-from eshampoo.lab.figures.standing import LEVEL, shares, significance, standard_error, word
+from eshampoo.lab.figures.standing import shares
 from eshampoo.lab.figures.table import row_text
 from eshampoo.lab.report.compare import Group
+from eshampoo.lab.report.significance import LEVEL, significance, standard_error, word
 from eshampoo.lab.report.svg import COLOURS
 
 NEAR = 0.05  # a loss is as good as the best within this share of it
@@ -38,6 +39,11 @@ def rate(group: Group) -> float:
     return float(str(group.run.options["lr"]))
 
 
+def apart(group: Group, other: Group) -> float:
+    """Return z of the final losses of two groups."""
+    return significance(group.values("final_loss"), other.values("final_loss"))
+
+
 def problem_table(problem: Problem) -> list[str]:
     """Return the table of one problem, from the lowest loss to the highest."""
     metric = problem.adamw.logs[0].header["metric"]
@@ -58,7 +64,7 @@ def problem_table(problem: Problem) -> list[str]:
         cells += [f"{fmean(group.metrics()):.3g}", str(steps), str(seconds)]
         cells += [f"{group.mean('cpu_seconds'):.0f}"]
         for rival in ("AdamW", "SOAP"):
-            z = significance(group, problem.fresh[rival]) if label != rival else math.nan
+            z = apart(group, problem.fresh[rival]) if label != rival else math.nan
             cells.append("–" if math.isnan(z) else f"{word(z)} (z = {z:.1f})")
         lines.append(row_text(cells))
     return lines
@@ -89,9 +95,9 @@ def summary(problems: Sequence[Problem]) -> list[str]:
     """Count on how many problems each goal is met."""
     ours = [(problem, problem.fresh["EShampoo"]) for problem in problems]
     halves = [p.name for p, group in ours if shares(group, p.adamw)[0].mean <= HALF]
-    behind = [p.name for p, g in ours if significance(g, p.fresh["SOAP"]) <= -LEVEL]
-    ahead = [p.name for p, g in ours if significance(g, p.fresh["SOAP"]) >= LEVEL]
-    lower = [p.name for p, g in ours if significance(g, p.adamw) >= LEVEL]
+    behind = [p.name for p, g in ours if apart(g, p.fresh["SOAP"]) <= -LEVEL]
+    ahead = [p.name for p, g in ours if apart(g, p.fresh["SOAP"]) >= LEVEL]
+    lower = [p.name for p, g in ours if apart(g, p.adamw) >= LEVEL]
     near = [p.name for p in problems if transfer(p)[1] <= (1 + NEAR) * transfer(p)[2]]
     count = len(problems)
 

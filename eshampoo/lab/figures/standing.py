@@ -1,16 +1,14 @@
-"""What fresh seeds say of the methods on one problem: losses, significance, the way to a target."""
+"""The way to a target: steps and CPU seconds to AdamW's loss, as shares of AdamW's own."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 import numpy as np
 
 from eshampoo.lab.report.compare import Group, smooth
+from eshampoo.lab.report.significance import standard_error
 from eshampoo.lab.run.runlog import Log
-
-LEVEL = 2.0  # two methods are level while |z| is smaller
 
 
 @dataclass(frozen=True)
@@ -22,25 +20,6 @@ class Share:
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} ± {self.error:.2f}" if math.isfinite(self.mean) else "–"
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Return the standard error of a mean."""
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-
-
-def significance(group: Group, other: Group) -> float:
-    """Return z: by how many of its standard errors the mean loss is below that of another.
-
-        z = (mean of the other − mean) / √(standard error² + standard error of the other²)
-
-    Positive is better, and |z| < 2 is level.
-    """
-    ours, theirs = group.values("final_loss"), other.values("final_loss")
-    if not all(map(math.isfinite, (*ours, *theirs))):
-        return math.inf if fmean(theirs) > fmean(ours) else -math.inf
-    spread = math.hypot(standard_error(ours), standard_error(theirs))
-    return (fmean(theirs) - fmean(ours)) / spread if spread else math.nan
 
 
 def way(log: Log, target: float) -> tuple[float, float]:
@@ -61,10 +40,3 @@ def shares(group: Group, adamw: Group) -> tuple[Share, Share]:
         return Share(math.inf, math.nan), Share(math.inf, math.nan)
     steps, seconds = (Share(fmean(column), standard_error(column)) for column in columns)
     return steps, seconds
-
-
-def word(z: float) -> str:
-    """Say what z means."""
-    if math.isnan(z):
-        return "–"
-    return "level" if abs(z) < LEVEL else ("lower" if z > 0 else "higher")

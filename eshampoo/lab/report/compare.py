@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from eshampoo.lab.report.significance import significance
 from eshampoo.lab.run.runlog import Array, Log
 from eshampoo.lab.run.runs import Run, label
 
@@ -127,7 +128,9 @@ def verdict(groups: Sequence[Group]) -> str:
             f" but the seeds of {second.label}, {value_text(second)}, overlap with its own"
         )
         return f"{sentence}." + versus_adamw(best, groups)
-    return f"{sentence}; every one of its {seeds} seeds is lower." + versus_adamw(best, groups)
+    z = significance(best.values("final_loss"), second.values("final_loss"))
+    every = f"every one of its {seeds} seeds is lower (z = {z:.1f})"
+    return f"{sentence}; {every}." + versus_adamw(best, groups)
 
 
 def versus_adamw(best: Group, groups: Sequence[Group]) -> str:

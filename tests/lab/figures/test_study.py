@@ -13,7 +13,7 @@ from eshampoo.lab.figures import study as study_module
 from eshampoo.lab.figures.catalogue import Curve, Figure, Panel
 from eshampoo.lab.figures.evidence import EVIDENCE
 from eshampoo.lab.figures.reproduce import MOST_RATES, extended, plan, repeated
-from eshampoo.lab.figures.standing import shares, significance, way, word
+from eshampoo.lab.figures.standing import shares, way
 from eshampoo.lab.report.compare import Group
 
 TRIED = {"tiny": (1e-3, 3e-3, 1e-2)}
@@ -39,14 +39,6 @@ def ended(losses, steps=100, seconds=50.0):
             for loss in losses
         ),
     )
-
-
-def test_z_is_the_difference_of_means_over_its_standard_error():
-    low, high = ended([1.0, 2.0, 3.0]), ended([4.0, 5.0, 6.0])
-    assert significance(low, high) == pytest.approx(3 / math.sqrt(2 / 3))
-    assert significance(high, low) == pytest.approx(-3 / math.sqrt(2 / 3))
-    assert significance(low, ended([1.0, math.inf])) == math.inf
-    assert (word(2.1), word(-2.1), word(1.9), word(math.nan)) == ("lower", "higher", "level", "–")
 
 
 def test_the_way_to_a_target_is_a_share_of_the_whole_run_of_adamw():

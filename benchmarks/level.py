@@ -1,0 +1,59 @@
+"""Where does a null space begin? Training with other thresholds than 8 u λ_max, in float32.
+
+    python -m benchmarks.level [--workload digits-vit] [--data PATH] [--seeds 3] [--steps N]
+
+Eigenvalues up to LEVEL · u · λ_max count as zero, and their columns stay near to the old ones
+(`eshampoo/math/null_space.py`). 0 turns the rule off; a large threshold freezes directions that
+matter. The final loss of EShampoo with its defaults for every threshold and seed.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from statistics import fmean
+from unittest.mock import patch
+
+import torch
+
+from eshampoo.lab.catalogue import setting, workload
+from eshampoo.lab.run.runlog import FILE_NAME, read_log
+from eshampoo.lab.run.training import train
+
+LEVELS = (0.0, 8.0, 64.0, 1024.0, 4096.0)
+
+
+def final_loss(name: str, data: Path | None, seed: int, steps: int | None) -> float:
+    """Train a workload once."""
+    run = workload(name).run("eshampoo", {"lr": 3e-3}, seed=seed, steps=steps)
+    with tempfile.TemporaryDirectory() as folder:
+        train(run, setting(run).data(data), Path(folder))
+        end = read_log(Path(folder) / FILE_NAME).end
+    assert end is not None
+    return float(end["final_loss"])
+
+
+def main() -> None:
+    """Print a row per threshold."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.level",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--workload", default="digits-vit")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for level in LEVELS:
+        with patch("eshampoo.math.solvers.LEVEL", level):
+            losses = [
+                final_loss(options.workload, options.data, seed, options.steps)
+                for seed in range(options.seeds)
+            ]
+        shown = ", ".join(f"{loss:.4g}" for loss in losses)
+        print(f"λ ≤ {level:>5g} u λ_max: {fmean(losses):.4g} ({shown})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
