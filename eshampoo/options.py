@@ -49,6 +49,7 @@ NonFinite = Literal["skip", "raise", "propagate"]
 Precision = Literal["highest", "inherit"]
 Sides = Literal["both", "left", "right", "smaller"]
 Moment = Literal["entry", "row", "block"]
+Statistics = Literal["step", "observe"]
 Variant = Literal["shampoo", "shampoo2"]
 Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
 GraftScope = Literal["block", "parameter"]
@@ -101,6 +102,10 @@ class Options:
         moment: what D, and the moment of the grafting method, have one number for: every "entry" of
             a block, every "row", or the "block" (Adam-mini's saving).
         exponent: p of D^{-p}; 1 for the statistics of the Fisher. Parameters under Adam keep 1/2.
+        statistics: whose gradients the factors, and D of EShampoo, see: those of every "step", or
+            those that are there when `optimizer.observe()` is called, of labels sampled from the
+            model for instance (Tensor Normal Training). Checks then follow the count of
+            observations; until its first one a block goes by its steps, without a basis.
         variant: "shampoo", with L^{-p/k} for each of k factors, or "shampoo2" with L^{-p}.
         trace_scaling: divide by S = Tr L = Tr R, shared out as Tr^{-(k-1)/k} per factor.
         graft: the method whose norm the update takes: "adam", "rmsprop", "adagrad", "sgd" or None.
@@ -159,6 +164,7 @@ class Options:
     sides: Sides = keyword("both", one_of(Sides))
     moment: Moment = keyword("entry", one_of(Moment))
     exponent: float = keyword(0.5, POSITIVE)
+    statistics: Statistics = keyword("step", one_of(Statistics))
     variant: Variant = keyword("shampoo", one_of(Variant))
     trace_scaling: bool = keyword(False, SWITCH)
     graft: Graft | None = keyword(None, one_of(Graft, None))
@@ -206,7 +212,7 @@ class Options:
     ahead: bool = field(default=False, init=False)
     # Whether entries are cut off at Adam's own bound; known to the options of a step. Where the
     # size of an update is fixed, an entry beyond it would be at the cost of all others. Another p,
-    # or one number of D for many entries, has no such bound.
+    # one number of D for many entries, or D of other gradients than M, has no such bound.
     bounded: bool = field(default=False, init=False)
 
     # Whether `nesterov` is of Adam's momentum.
@@ -232,7 +238,8 @@ class Options:
             if contradicts(options):
                 both = " and ".join(f"{name}={getattr(options, name)!r}" for name in names)
                 raise ValueError(f"{both} {why}")
-        F, as_adam = options.frequency, options.exponent == 0.5 and options.moment == "entry"
+        F = options.frequency
+        as_adam = (options.exponent, options.moment, options.statistics) == (0.5, "entry", "step")
         derived = {
             "beta_scale": beta2 if options.beta3 is None else options.beta3,
             "checks_at": when_new(beta2, options.novelty) if F == "auto" else Every(F),
@@ -259,6 +266,7 @@ class Options:
             "matrices": self.matrices,
             "sides": self.sides,
             "moment": self.moment,
+            "statistics": self.statistics,
             "graft with a second moment": self.graft_moment,
             "correction='optimal'": self.correction == "optimal",
         }
@@ -297,6 +305,12 @@ CONTRADICTIONS: tuple[tuple[Callable[[Options], bool], tuple[str, str], str], ..
         lambda o: o.exponent != 0.5 and o.correction == "bounded",
         ("exponent", "correction"),
         "contradict each other, for Adam's bound is of √D; set exponent=0.5 or correction='naive'",
+    ),
+    (
+        lambda o: o.statistics != "step" and o.correction == "bounded",
+        ("statistics", "correction"),
+        "contradict each other, for Adam's bound is of M and D of the same gradients; set "
+        "statistics='step' or correction='naive'",
     ),
     (
         lambda o: o.moment != "entry" and o.correction in ("bounded", "optimal"),

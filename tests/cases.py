@@ -47,6 +47,7 @@ BLOCKED = tuple(method for method in METHODS if method != "FullMatrixAdam")
 FIRST_IS_FAST = ["EShampoo", *(pytest.param(m, marks=pytest.mark.slow) for m in [*METHODS][1:])]
 CORRECTED = ("EShampoo", "FullMatrixAdam")
 GRAFTED = ("Shampoo", "CASPR")
+OBSERVING = tuple(method for method in METHODS if method != "SOAP")
 NAN = float("nan")
 ABSENT = object()
 # Switches of torch's own optimizers, which are taken but cannot be on.
@@ -223,6 +224,10 @@ KEYWORDS = {
         ((0.0, "more than 0"), (-0.5, "more than 0"), (NAN, "more than 0")),
         wrong=(None, "half"),
         live={"exponent": {"exponent": 0.3}},
+    ),
+    # Without observations it changes nothing but that there is no basis.
+    "statistics": choice(
+        "step", "step", "observe", bad="sampled", fixed="observe", methods=OBSERVING
     ),
     "rms": Keyword(
         (None, None, 0.4),
@@ -416,6 +421,11 @@ class Pair:
         feed(self.params, grads)
         self.optimizer.step()
         self.oracle.step(grads)
+
+    def observe(self, grads):
+        feed(self.params, grads)
+        self.optimizer.observe()
+        self.oracle.observe(grads)
 
     def distance(self):
         return furthest(self.params, self.oracle.params)
