@@ -210,6 +210,44 @@ def test_a_first_observation_that_is_not_finite_leaves_the_statistics_of_steps()
     assert_close(ours, theirs, 1e-12)
 
 
+def test_with_labels_of_the_model_trace_scaled_shampoo_squared_is_the_fisher_of_a_linear_network():
+    """p(y | x) = N(f(x), I), f = W_3 W_2 W_1: the update is F⁻¹g, layer by layer (appendix A)."""
+    inputs, outputs, points = 4, 5, 6
+    shapes = [(3, inputs), (3, 3), (outputs, 3)]
+    (*params,) = parameters(problem(shapes, 0)[0])
+    generator = torch.Generator().manual_seed(1)
+    X = torch.randn(points, inputs, generator=generator, dtype=torch.float64)
+
+    def f(x, *weights):
+        for W in weights:
+            x = W @ x
+        return x
+
+    # Sums (β2 = 1) over the points and over residuals f − y with E[εεᵀ] = I: no sampling error.
+    tnt = {"variant": "shampoo2", "trace_scaling": True, "exponent": 1.0, "graft": None}
+    exact = {"eps": 0.0, "weight_decay": 0.0, "betas": (0.0, 1.0), "lr": 1.0, "tau": 0.0}
+    # All factors have full rank with the last observation, the only one with a check.
+    count = points * outputs
+    optimizer = Shampoo(params, **tnt, **exact, **OBSERVE, frequency=count)
+    for x in X:
+        for residual in outputs**0.5 * torch.eye(outputs, dtype=torch.float64):
+            optimizer.zero_grad()
+            (f(x, *params) @ residual).backward()  # the gradient of ½‖f − y‖², with y = f − ε
+            optimizer.observe()
+    before = [W.detach().clone() for W in params]
+    grads = problem(shapes, 1, seed=2)[1]
+    run(optimizer, params, grads)
+    for i, (W, G) in enumerate(zip(before, grads[0], strict=True)):
+
+        def of_layer(V, x, i=i):
+            return f(x, *before[:i], V, *before[i + 1 :])
+
+        J = [torch.autograd.functional.jacobian(lambda V, x=x: of_layer(V, x), W) for x in X]
+        F = sum(j.flatten(1).T @ j.flatten(1) for j in J) / points
+        expected = torch.linalg.solve(F, G.flatten()).view_as(W)
+        assert_close((W - params[i].detach()) * count, expected, 1e-10 * expected.norm().item())
+
+
 @pytest.mark.parametrize("method", OBSERVING)
 def test_a_run_resumes_in_every_bit(method):
     tensors, grads = problem(SHAPES, 24)
