@@ -7,7 +7,6 @@ python examples/train_tnt.py
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from eshampoo import Shampoo
 
@@ -25,6 +24,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 80), nn.GELU(), nn.Linear(80, 8))
+    cross_entropy = nn.CrossEntropyLoss()
     optimizer = Shampoo(
         model.named_parameters(),
         lr=3e-2,
