@@ -381,6 +381,12 @@ CORPUS = [
         (Parameter(()),),
         changes={"betas": (0.5, 0.7)},
     ),
+    # D* is an average with β2, also for the bound.
+    Case(
+        "EShampoo",
+        ({"betas": (0.0, 0.9), "correction": "optimal", "beta3": 0.5, "tau": 0.0, "rms": 0.4},),
+        (Parameter((2, 2)),),
+    ),
 ]
 
 

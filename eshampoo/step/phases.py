@@ -252,7 +252,8 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
         D, averaged = D.expand_as(G), False
     if least is not None and p != 0.5:
         least = least ** (2 * p)
-    limit = adam_bound(s.step.clamp_min(1.0).unsqueeze(1), o) if o.bounded else None
+    beta3 = o.beta_scale if averaged else o.betas[1]
+    limit = adam_bound(s.step.clamp_min(1.0).unsqueeze(1), o, beta3) if o.bounded else None
     return divide_by_moment_(s.exp_avg, D, G, c, o, p, averaged, least, limit)
 
 
@@ -328,12 +329,12 @@ def floor(s: State, o: Options, averaged: bool) -> Tensor | None:
     return None
 
 
-def adam_bound(t: Tensor, o: Options) -> Tensor:
+def adam_bound(t: Tensor, o: Options, beta3: float) -> Tensor:
     """c_t: no gradients bring |m̂|/√v̂ further than this, while the basis stands still.
 
     With the shares a_k, b_k of the two averages, |Σ a_k g_k| ≤ √(Σ a_k²/b_k) √(Σ b_k g_k²).
     """
-    beta1, beta3 = o.betas[0], o.beta_scale
+    beta1 = o.betas[0]
     if beta3 == 0:
         return torch.full_like(t, math.inf)  # √v̂ is the last gradient alone
     ratio = beta1**2 / beta3
