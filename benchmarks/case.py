@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import limit, partial, shapes, timing, training
-from .contenders import CONTENDERS, NEVER, OURS, Contender, Stepper
+from .contenders import CONTENDERS, NEVER, Contender, Stepper
 
 Result = dict[str, Any]
 LIMIT = 400
@@ -36,7 +36,7 @@ def measure(spec: Result) -> Result:
     optimizer = contender.build(params)
     first.time(optimizer.step)
     result: Result = {"parameters": parameters, "first": first.summary()}
-    slow = first.wall[0] > spec["budget"] / 2 and contender.cycle == 1  # Muon's bfloat16 on a CPU
+    slow = first.wall[0] > spec["budget"] / 2 and contender.cycle == 1
     for _ in range(1 if slow else 2):
         renew()
         optimizer.step()
@@ -44,7 +44,7 @@ def measure(spec: Result) -> Result:
     result["state_bytes_per_parameter"] = timing.state_bytes(optimizer.state, params) / parameters
     if contender.cycle > 1:
         return result | _cycles(optimizer, renew, contender.cycle, spec)
-    if spec["contender"] in OURS:
+    if contender.units:
         return result | _ours(optimizer, params, renew, contender, spec)
     return result | timing.race(
         {"plain": optimizer.step},

@@ -23,10 +23,16 @@ class Stepper(Protocol):
 
 
 class Pair:
-    """Muon takes matrices only: AdamW beside it for the rest."""
+    """torch's Muon takes matrices only: AdamW beside it for the rest.
+
+    It iterates in bfloat16, which few CPUs have: float32 in its place, in this process.
+    """
 
     def __init__(self, matrices: list[Tensor], rest: list[Tensor]) -> None:
-        self.parts: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices)]
+        torch.Tensor.bfloat16 = torch.Tensor.clone  # type: ignore[method-assign]
+        self.parts: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw")
+        ]
         if rest:
             self.parts.append(torch.optim.AdamW(rest, foreach=True))
 
@@ -59,10 +65,10 @@ def _ours(name: str, **keywords: Any) -> Callable[[Sequence[Tensor]], Stepper]: 
     return build
 
 
-def _muon(params: Sequence[Tensor]) -> Stepper:
+def _torch_muon(params: Sequence[Tensor]) -> Stepper:
     matrices = [p for p in params if p.dim() == 2]
     if not matrices:
-        raise ValueError("Muon takes matrices, and this model has only convolutions")
+        raise ValueError("torch's Muon takes matrices, and this model has only convolutions")
     return Pair(matrices, [p for p in params if p.dim() != 2])
 
 
@@ -102,9 +108,10 @@ CONTENDERS = {
         package="eshampoo",
     ),
     "soap": Contender("SOAP", _ours("SOAP"), 3, cycle=10, package="eshampoo"),
+    "muon": Contender("Muon", _ours("Muon"), package="eshampoo"),
     "adamw_foreach": Contender("torch AdamW, foreach", _adamw(fused=False)),
     "adamw_fused": Contender("torch AdamW, fused", _adamw(fused=True)),
-    "muon": Contender("torch Muon (AdamW for the rest)", _muon),
+    "torch_muon": Contender("torch Muon in float32 (AdamW for the rest)", _torch_muon),
     "heavyball_soap": Contender(
         "HeavyBall SOAP, eager", _heavyball(False), cycle=10, package="heavyball"
     ),

@@ -14,17 +14,17 @@ from torch.optim.optimizer import ParamsT
 
 from .math.foreach import not_compiled
 from .methods import Method
-from .options import Options, offered
+from .options import Options, Statistics, offered
 from .report import FactorReport, reports
 from .state import binding, checkpoint
-from .state.blocks import Failure, is_sharded
+from .state.blocks import is_sharded
 from .state.bucket import Batch, Bucket, batches, remember_, remembered
 from .state.build import build
 from .step.nonfinite import ask, check_gradients, warn_of
 from .step.precision import guarded
 from .step.refresh import raise_for
-from .step.step import take_step
-from .step.task import plan
+from .step.step import take_in, take_step
+from .step.task import check_use, plan
 
 if TYPE_CHECKING:
     from .ranks.team import Team
@@ -43,7 +43,7 @@ class EigenbasisOptimizer(Optimizer):
         self._forget()
         self._ready = False  # until all groups are there
         self._warned = False  # of gradients that were skipped
-        self._calls = self.method.start  # of step(), the same on all ranks
+        self._calls = {"step": self.method.start, "observe": 0}  # the same on all ranks
         defaults = {name: getattr(options, name) for name in offered(self.options)}
         self.options.of(defaults)  # refused before parameters are looked at, as in torch
         # A tensor, or nothing, is refused by torch.
@@ -213,27 +213,49 @@ class EigenbasisOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._see("step")
+        return loss
+
+    @not_compiled
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def observe(self) -> None:
+        """Let the factors, and D of EShampoo, see the gradients that are there; nothing moves.
+
+        For param groups with statistics="observe", whose `step()` leaves the factors alone.
+        """
+        self._see("observe")
+
+    def _see(self, call: Statistics) -> None:
+        """See the gradients that are there, in a step or as an observation."""
         self._follow()
         if self._bond.on_meta:
             binding.check_materialised(self._bond)
         # Options and gradients are read, and refused if they are wrong, before anything changes.
         options = self._options()
+        if call == "observe":
+            check_use(options)
         for p, team in self._teams.items():
             team.lay_out_gradient(p)
         check_gradients(self.param_groups, options, self._teams, self._names)
-        tasks = plan(self._buckets, options, ask(self._voters, options))
-        self._calls += 1
+        verdicts = ask(self._voters, options) if call == "step" else {}
+        tasks = plan(call, self._buckets, options, verdicts)
+        self._calls[call] += 1
         devices = {batch.step.device.type for batch in self._batches}
         with guarded(devices, any(o.precision == "highest" for o in options)):
-            failures, skipped = take_step(tasks, self._batches)
+            take = take_step if call == "step" else take_in
+            failures, skipped = take(tasks, self._batches)
         if skipped and not self._warned:
             self._warned = True
             warn_of(skipped, self._names())
         if self._teams:
-            failures = self._everyones(failures, options)
+            from .ranks.team import everyones
+
+            now = [o.statistics == call and o.checks_at(self._calls[call]) for o in options]
+            due = {bucket.route.team for bucket in self._buckets if now[bucket.group]}
+            failures = everyones(failures, self._teams, due)
         if failures:
             raise_for(failures, self._names())
-        return loss
 
     def _options(self) -> list[Options]:
         """What the param groups say; read anew if anything was written into them."""
@@ -246,22 +268,6 @@ class EigenbasisOptimizer(Optimizer):
                 o.check_shapes(shapes)
             self._said, self._read = said, read
         return self._read
-
-    def _everyones(self, failures: Sequence[Failure], options: Sequence[Options]) -> list[Failure]:
-        """What to raise now: at the steps of checks, ranks tell each other of shared blocks.
-
-        Gradients that were skipped delay the checks of their blocks, which only the owner knows; so
-        all ranks count calls, and what failed in between waits.
-        """
-        found = [failure for failure in failures if failure[0] not in self._teams]
-        for failure in failures:
-            if failure[0] in self._teams:
-                self._teams[failure[0]].unreported.append(failure)
-        due = {b.route.team for b in self._buckets if options[b.group].checks_at(self._calls)}
-        for team in dict.fromkeys(self._teams.values()):
-            if team in due:
-                found += team.everyones_failures([p for p, t in self._teams.items() if t is team])
-        return found
 
     # ---------------------------------------------------------------- reports
 
@@ -307,13 +313,7 @@ class EigenbasisOptimizer(Optimizer):
             self.options.of(group).check_shapes(shapes)
         loaded = checkpoint.read_state(state_dict, self._parameters(), self._buckets, self._names())
         self.param_groups = groups
-        if loaded.adam:
-            checkpoint.fill_from_adam_(self._buckets, loaded.state)
-        else:
-            checkpoint.fill_(self._buckets, loaded.state, self.state)
-        checkpoint.add_others_(self.state, {**loaded.extras, **loaded.others})
-        for bucket in self._buckets:
-            bucket.counters.history.clear()
+        checkpoint.take_over_(self._buckets, loaded, self.state)
         self._bond = binding.bind(self.param_groups, self.state)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
@@ -337,7 +337,7 @@ class EigenbasisOptimizer(Optimizer):
         values, history = state["state"], state["history"]
         own = {name: state[name] for name in ("defaults", "param_groups")}
         super().__setstate__({**own, "state": defaultdict(dict)})
-        self._warned, self._calls = False, self.method.start
+        self._warned, self._calls = False, {"step": self.method.start, "observe": 0}
         self._build_all()
         own_values = {p: v for p, v in values.items() if isinstance(p, Tensor)}
         checkpoint.fill_(self._buckets, own_values, self.state)

@@ -24,6 +24,7 @@ from .options import (
     Options,
     Oversize,
     Sides,
+    Statistics,
     Tau,
     Variant,
     Vectors,
@@ -161,6 +162,8 @@ class SOAPOptions(EShampooOptions):
     budget: float | None = None
     rms: float | None = None
     solver: Solver = "power"
+    # A first gradient that only builds the basis, and a basis that waits for updates, are of steps.
+    statistics: Statistics = field(default="step", init=False)
     max_dim: int = 10000
     oversize: Oversize = "identity"
     merge_dims: Merge = False
@@ -263,6 +266,7 @@ class MuonOptions(EShampooOptions):
     sides: Sides = field(default="both", init=False)
     moment: Moment = field(default="entry", init=False)
     exponent: float = field(default=0.5, init=False)
+    statistics: Statistics = field(default="step", init=False)
     graft: Graft | None = field(default=None, init=False)
     graft_scope: GraftScope = field(default="parameter", init=False)
     rms: float | None = field(default=None, init=False)

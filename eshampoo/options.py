@@ -48,6 +48,7 @@ NonFinite = Literal["skip", "raise", "propagate"]
 Precision = Literal["highest", "inherit"]
 Sides = Literal["both", "left", "right", "smaller"]
 Moment = Literal["entry", "row", "block"]
+Statistics = Literal["step", "observe"]
 Variant = Literal["shampoo", "shampoo2"]
 Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
 GraftScope = Literal["block", "parameter"]
@@ -136,6 +137,10 @@ class Options:
         trace_scaling: divide by S = Tr L = Tr R, shared out as Tr^{-(k-1)/k} per factor.
         eigenvalues: "stale", frozen with the basis, or "fresh", diag Λ̂ at every check.
         exponent: p of D^{-p}; 1 for the statistics of the Fisher. Parameters under Adam keep 1/2.
+        statistics: whose gradients the factors, and D of EShampoo, see: those of every "step", or
+            those that are there when `optimizer.observe()` is called, of labels sampled from the
+            model for instance (Tensor Normal Training). Checks then follow the count of
+            observations; until its first one a block goes by its steps, without a basis.
         beta3: β3, the averaging constant of D; None means β2.
         correction: D on a change of basis: "naive" keeps it (Algorithm 2); "bounded" keeps it and
             cuts off what Adam could not reach in a basis that stands still; "basis_aware" maps it
@@ -187,6 +192,7 @@ class Options:
     trace_scaling: bool = keyword(False, SWITCH)
     eigenvalues: Eigenvalues = keyword("stale", one_of(Eigenvalues))
     exponent: float = keyword(0.5, POSITIVE)
+    statistics: Statistics = keyword("step", one_of(Statistics))
     beta3: float | None = keyword(None, SHARE_OR_NONE)
     correction: Correction = keyword("naive", one_of(Correction))
     slots: Slots = keyword("rank", one_of(Slots))
@@ -211,7 +217,7 @@ class Options:
     ahead: bool = field(default=False, init=False)
     # Whether entries are cut off at Adam's own bound; known to the options of a step. Where the
     # size of an update is fixed, an entry beyond it would be at the cost of all others. Another p,
-    # or one number of D for many entries, has no such bound.
+    # one number of D for many entries, or D of other gradients than M, has no such bound.
     bounded: bool = field(default=False, init=False)
 
     # Whether `nesterov` is of Adam's momentum.
@@ -237,7 +243,8 @@ class Options:
             if contradicts(options):
                 both = " and ".join(f"{name}={getattr(options, name)!r}" for name in names)
                 raise ValueError(f"{both} {why}")
-        F, as_adam = options.frequency, options.exponent == 0.5 and options.moment == "entry"
+        F = options.frequency
+        as_adam = (options.exponent, options.moment, options.statistics) == (0.5, "entry", "step")
         derived = {
             "beta_scale": beta2 if options.beta3 is None else options.beta3,
             "checks_at": when_new(beta2, options.novelty) if F == "auto" else Every(F),
@@ -264,6 +271,7 @@ class Options:
             "matrices": self.matrices,
             "sides": self.sides,
             "moment": self.moment,
+            "statistics": self.statistics,
             "graft with a second moment": self.graft_moment,
             "correction='optimal'": self.correction == "optimal",
         }
@@ -302,6 +310,12 @@ CONTRADICTIONS: tuple[tuple[Callable[[Options], bool], tuple[str, str], str], ..
         lambda o: o.exponent != 0.5 and o.correction == "bounded",
         ("exponent", "correction"),
         "contradict each other, for Adam's bound is of √D; set exponent=0.5 or correction='naive'",
+    ),
+    (
+        lambda o: o.statistics != "step" and o.correction == "bounded",
+        ("statistics", "correction"),
+        "contradict each other, for Adam's bound is of M and D of the same gradients; set "
+        "statistics='step' or correction='naive'",
     ),
     (
         lambda o: o.moment != "entry" and o.correction in ("bounded", "optimal"),

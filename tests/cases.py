@@ -42,11 +42,13 @@ COMMON = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
 # Keywords -----------------------------------------------------------------------------------------
 
 ALL = tuple(METHODS)
+EVERYONE = (*ALL, "Muon")
 BLOCKED = tuple(method for method in METHODS if method != "FullMatrixAdam")
 # For tests that take long, so that `make check` has one method and `make test` all of them.
 FIRST_IS_FAST = ["EShampoo", *(pytest.param(m, marks=pytest.mark.slow) for m in [*METHODS][1:])]
 CORRECTED = ("EShampoo", "FullMatrixAdam")
 GRAFTED = ("Shampoo", "CASPR")
+OBSERVING = tuple(method for method in METHODS if method != "SOAP")
 NAN = float("nan")
 ABSENT = object()
 # Switches of torch's own optimizers, which are taken but cannot be on.
@@ -86,6 +88,7 @@ KEYWORDS = {
         ((-1e-3, "at least 0"), (NAN, "at least 0"), (torch.ones(2), "one element")),
         wrong=("fast", None),
         live={"lr": {"lr": 0.05}},
+        methods=EVERYONE,
     ),
     "betas": Keyword(
         ((0.9, 0.95), (0.0, 0.9), (0.9, 1.0), (0.95, 0.95)),
@@ -98,15 +101,21 @@ KEYWORDS = {
         ),
         wrong=((0.9,), 0.9, (0.9, 0.99, 0.999), ("a", "b")),
         live={"betas": {"betas": (0.5, 0.7)}},
+        methods=EVERYONE,
     ),
     "eps": Keyword(
-        (1e-8, 1e-3), ((-1e-8, "at least 0"),), wrong=(None,), live={"eps": {"eps": 0.1}}
+        (1e-8, 1e-3),
+        ((-1e-8, "at least 0"),),
+        wrong=(None,),
+        live={"eps": {"eps": 0.1}},
+        methods=EVERYONE,
     ),
     "weight_decay": Keyword(
         (0.0, 0.2),
         ((-0.1, "at least 0"),),
         wrong=("no",),
         live={"weight_decay": {"weight_decay": 0.5}},
+        methods=EVERYONE,
     ),
     "tau": Keyword(
         (
@@ -193,7 +202,9 @@ KEYWORDS = {
         methods=CORRECTED,
     ),
     "vectors": choice("adam", "full", bad="shampoo", fixed="full"),
-    "matrices": choice("kronecker", "kronecker", "kronecker", "adam", bad="full", fixed="adam"),
+    "matrices": choice(
+        "kronecker", "kronecker", "kronecker", "adam", bad="full", fixed="adam", methods=EVERYONE
+    ),
     "max_dim": Keyword(tuple(range(2, 25)), ((0, "at least 1"),), fixed=2, methods=BLOCKED),
     "oversize": choice("split", "identity", bad="merge", fixed="identity", methods=BLOCKED),
     "merge_dims": Keyword(
@@ -224,6 +235,10 @@ KEYWORDS = {
         wrong=(None, "half"),
         live={"exponent": {"exponent": 0.3}},
     ),
+    # Without observations it changes nothing but that there is no basis.
+    "statistics": choice(
+        "step", "step", "observe", bad="sampled", fixed="observe", methods=OBSERVING
+    ),
     "rms": Keyword(
         (None, None, 0.4),
         ((0.0, "more than 0"), (-0.4, "more than 0"), (NAN, "more than 0")),
@@ -231,21 +246,28 @@ KEYWORDS = {
         live={"rms": {"rms": 0.1}},
         methods=("EShampoo", "SOAP", "KLShampoo", "FullMatrixAdam"),  # Shampoo has a graft
     ),
-    "nesterov": switch(live={"nesterov": {"nesterov": True}}),
-    "maximize": switch(live={"maximize": {"maximize": True}}),
-    "process_group": Keyword((None,)),
-    "nonfinite": choice("skip", "raise", "propagate", bad="ignore"),
-    "precision": choice("highest", "inherit", bad="high"),
+    "nesterov": switch(live={"nesterov": {"nesterov": True}}, methods=EVERYONE),
+    "maximize": switch(live={"maximize": {"maximize": True}}, methods=EVERYONE),
+    "process_group": Keyword((None,), methods=EVERYONE),
+    "nonfinite": choice("skip", "raise", "propagate", bad="ignore", methods=EVERYONE),
+    "precision": choice("highest", "inherit", bad="high", methods=EVERYONE),
     "max_failures": Keyword((1, 3), ((0, "at least 1"),)),
     "record": switch(),
-    "foreach": Keyword((None, False), ((True, "stacks"),)),
-    "fused": Keyword((None, False), ((True, "no fused kernel"),)),
-    "capturable": Keyword((None, False), ((True, "CUDA graph"),)),
-    "differentiable": Keyword((None, False), ((True, "in place"),)),
-    "amsgrad": Keyword((None, False), ((True, "second moment"),)),
+    "foreach": Keyword((None, False), ((True, "stacks"),), methods=EVERYONE),
+    "fused": Keyword((None, False), ((True, "no fused kernel"),), methods=EVERYONE),
+    "capturable": Keyword((None, False), ((True, "CUDA graph"),), methods=EVERYONE),
+    "differentiable": Keyword((None, False), ((True, "in place"),), methods=EVERYONE),
+    "amsgrad": Keyword((None, False), ((True, "second moment"),), methods=EVERYONE),
     # Muon's own.
-    "momentum": Keyword((0.95, 0.5), ((1.0, "[0, 1)"), (-0.1, "[0, 1)")), methods=("Muon",)),
-    "ns_steps": Keyword((5, 3), ((0, "at least 1"),), methods=("Muon",)),
+    "momentum": Keyword(
+        (0.95, 0.5),
+        ((1.0, "[0, 1)"), (-0.1, "[0, 1)")),
+        live={"momentum": {"momentum": 0.3}},
+        methods=("Muon",),
+    ),
+    "ns_steps": Keyword(
+        (5, 3), ((0, "at least 1"),), live={"ns_steps": {"ns_steps": 2}}, methods=("Muon",)
+    ),
     # Shampoo's own, and of those who graft.
     "variant": choice(
         "shampoo",
@@ -416,6 +438,11 @@ class Pair:
         feed(self.params, grads)
         self.optimizer.step()
         self.oracle.step(grads)
+
+    def observe(self, grads):
+        feed(self.params, grads)
+        self.optimizer.observe()
+        self.oracle.observe(grads)
 
     def distance(self):
         return furthest(self.params, self.oracle.params)

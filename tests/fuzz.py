@@ -25,8 +25,8 @@ import torch
 from cases import (
     ALL,
     BALANCED,
+    EVERYONE,
     KEYWORDS,
-    METHODS,
     OF_TORCH,
     full_rank_after,
     keywords_of,
@@ -35,6 +35,8 @@ from cases import (
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import nn
+
+import eshampoo
 
 ROUND = 250
 TIGHT = 1e-9  # float64
@@ -85,12 +87,12 @@ DRAWN = {
         for name, keyword in keywords_of(method).items()
         if name not in ("frequency", "process_group")
     }
-    | {"frequency": st.sampled_from(["a number", "auto"])}
-    for method in METHODS
+    | ({"frequency": st.sampled_from(["a number", "auto"])} if method in ALL else {})
+    for method in EVERYONE
 }
 # These keywords do nothing to finite gradients, and the oracles do not have them.
 WITHOUT_EFFECT = ("nonfinite", "precision", "max_failures", "record", *OF_TORCH)
-EVERYONES = [keyword for keyword in KEYWORDS.values() if keyword.methods == ALL]
+EVERYONES = [keyword for keyword in KEYWORDS.values() if {*ALL} <= {*keyword.methods}]
 CHANGES = st.sampled_from(
     [{}, {}, *live_changes(EVERYONES).values(), {"tau": 0.15}, {"tau": 0.0, "frequency": 1}]
 )
@@ -99,7 +101,7 @@ CHANGES = st.sampled_from(
 @st.composite
 def cases(draw) -> Case:
     """Any case that is well posed."""
-    method = draw(st.sampled_from(["EShampoo", "EShampoo", *METHODS]))
+    method = draw(st.sampled_from(["EShampoo", "EShampoo", *EVERYONE]))
     options = st.fixed_dictionaries(DRAWN[method])
     groups = tuple(draw(st.lists(options, min_size=1, max_size=2)))
     shape = st.sampled_from(SQUARE) if method == "SOAP" else SHAPE
@@ -129,8 +131,8 @@ def posed(method: str, options: dict) -> dict:
         options = {**options, "vectors": "adam", "merge_dims": False, "max_dim": 24}
     if options.get("sides", "both") != "both":  # a vector has one side
         options = {**options, "vectors": "adam"}
-    if options.get("correction") == "bounded":  # the bound is of √D
-        options = {**options, "exponent": 0.5}
+    if options.get("correction") == "bounded":  # the bound is of √D, and of the same gradients
+        options = {**options, "exponent": 0.5, "statistics": "step"}
     if "moment" in options and options.get("correction") in (
         "bounded",
         "optimal",
@@ -203,6 +205,8 @@ class Trial:
 
     def options(self, group: int, F: int) -> dict:
         own = self.case.groups[group]
+        if self.case.method == "Muon":  # has no basis
+            return own
         if own.get("frequency") != "auto":
             return {**own, "frequency": F}
         if self.case.method == "SOAP":  # has a basis from the start
@@ -234,7 +238,8 @@ class Trial:
         # Either may bring a check at which a basis is computed too early.
         bounded = self.case.groups[0].get("correction") == "bounded"
         left = ("frequency", "tau") * late + ("exponent",) * bounded
-        own = {k: v for k, v in self.case.changes.items() if k not in left}
+        offered = keywords_of(self.case.method)
+        own = {k: v for k, v in self.case.changes.items() if k in offered and k not in left}
         return posed(self.case.method, own) if "eps" in own else own
 
     def follow(self, disturbance: float = 0.0, seed: int = 0):
@@ -258,6 +263,8 @@ class Trial:
                         None if G is None else G * (1 + disturbance * n)
                         for G, n in zip(own, noise, strict=True)
                     ]
+                if oracle.statistics == "observe":
+                    oracle.observe(observed(own))
                 oracle.step(own)
                 for i, W in zip(self.members(g), oracle.params, strict=True):
                     current[i] = W.clone()
@@ -275,15 +282,19 @@ class Trial:
             for g in range(len(self.case.groups))
             if self.members(g)
         ]
-        optimizer = METHODS[self.case.method](groups)
+        optimizer = getattr(eshampoo, self.case.method)(groups)
         strides = [p.stride() for p in params]
         trace = []
         for t, step in enumerate(self.grads, start=1):
             if self.change_at(t) and self.members(0):
                 optimizer.param_groups[0].update(self.changes())
-            for W, G, p in zip(params, step, self.case.parameters, strict=True):
-                W.grad = None if G is None else laid_out(G, p.grad_layout)
-            optimizer.step()
+            calls = [(step, optimizer.step)]
+            if any(group.get("statistics") == "observe" for group in groups):
+                calls.insert(0, (observed(step), optimizer.observe))
+            for grads, see in calls:
+                for W, G, p in zip(params, grads, self.case.parameters, strict=True):
+                    W.grad = None if G is None else laid_out(G, p.grad_layout)
+                see()
             trace.append([p.detach().double().clone() for p in params])
         assert strides == [p.stride() for p in params], "memory formats changed"
         return trace
@@ -300,6 +311,11 @@ class Trial:
                 else:  # each step rounds the parameter, and its direction to float32
                     row.append(t * largest[i] * torch.finfo(dtype).eps + 3e-6 * t)
             yield row
+
+
+def observed(grads):
+    """What is observed before a step: its gradients turned round, in other places than they are."""
+    return [None if G is None else 0.5 * G.flip(tuple(range(G.dim()))) for G in grads]
 
 
 def gaps(a, b):
@@ -364,6 +380,12 @@ CORPUS = [
         ({"betas": (0.0, 0.9), "correction": "bounded", "lr": 1e-2},),
         (Parameter(()),),
         changes={"betas": (0.5, 0.7)},
+    ),
+    # D* is an average with β2, also for the bound.
+    Case(
+        "EShampoo",
+        ({"betas": (0.0, 0.9), "correction": "optimal", "beta3": 0.5, "tau": 0.0, "rms": 0.4},),
+        (Parameter((2, 2)),),
     ),
 ]
 

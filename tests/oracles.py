@@ -13,6 +13,7 @@ An oracle is used like an optimizer that is handed its gradients:
 
     oracle = EShampoo([W, b], lr=1e-2, tau=0.0, frequency=4)
     oracle.step([grad_W, None])     # b keeps everything, its own t included
+    oracle.observe([grad_W, None])  # with statistics="observe": for the statistics alone
     oracle.params[0]                # W after the step, float64
 
 Every hyperparameter is an attribute and may be changed between steps.
@@ -86,7 +87,7 @@ class Block:
         self.modes, self.slices = modes, slices
         sizes = [s.stop - s.start for s in slices]
         factors = list(zip(sizes, has_factor, strict=True))
-        self.t = 0
+        self.t, self.n = 0, 0  # gradients of steps, and of observations
         self.M = torch.zeros(sizes, dtype=torch.float64)
         self.D = torch.zeros(sizes, dtype=torch.float64)
         self.L = [torch.zeros(d, d, dtype=torch.float64) if f else None for d, f in factors]
@@ -100,6 +101,11 @@ class Block:
         self.spent = [0.0] * len(sizes)  # multiply-adds on bases, per mode
         # One (t, criterion, recomputed?) per check and mode.
         self.history: list[list[tuple[int, float, bool]]] = [[] for _ in sizes]
+
+    @property
+    def age(self) -> int:
+        """Gradients that the statistics have seen: of steps, until the first observation."""
+        return self.n if self.n > 0 else self.t
 
     @property
     def elementwise(self) -> bool:
@@ -360,6 +366,7 @@ class Oracle:
     sides: str = "both"
     moment: str = "entry"
     exponent: float = 0.5
+    statistics: str = "step"
     rms: float | None = 0.4
     graft: str | None = None
     graft_scope: str = "parameter"
@@ -419,6 +426,29 @@ class Oracle:
             if G is not None:
                 G = (-G if self.maximize else G).detach().double().contiguous()
                 self.update_(W, blocks, [block.of(G) for block in blocks])
+
+    @torch.no_grad()
+    def observe(self, grads: list[Tensor | None]) -> None:
+        """The statistics see the given gradients, those of steps are forgotten, nothing moves."""
+        for blocks, G in zip(self.blocks, grads, strict=True):
+            if G is not None:
+                G = (-G if self.maximize else G).detach().double().contiguous()
+            for block in blocks if G is not None and not blocks[0].elementwise else []:
+                if block.n == 0:
+                    block.L = [None if L is None else torch.zeros_like(L) for L in block.L]
+                    block.D, block.A = block.D * (not self.scale_moves), 0.0
+                block.n += 1
+                self.learn_(block, block.of(G))
+
+    def learns(self, block: Block) -> bool:
+        """Whether the statistics of a block see the gradients of its steps."""
+        return self.statistics == "step" or block.n == 0
+
+    def learn_(self, block: Block, G: Tensor) -> None:
+        """The statistics see a gradient, and the bases are checked."""
+        self.observe_(block, G)
+        if self.checks(block):
+            self.refresh_(block)
 
     def update_(self, W: Tensor, blocks: list[Block], Gs: list[Tensor]) -> None:
         for block, U in zip(blocks, self.sized(blocks, Gs), strict=True):
@@ -485,13 +515,14 @@ class Oracle:
     @property
     def is_bounded(self) -> bool:
         """Whether a fixed size makes Adam's bound hold for every entry."""
-        return self.rms is not None and self.exponent == 0.5 and self.moment == "entry"
+        as_adam = self.exponent == 0.5 and self.moment == "entry" and self.statistics == "step"
+        return self.rms is not None and as_adam
 
     def floored(self, block: Block, D: Tensor, beta: float) -> Tensor:
         """√D; with `rms`, in a basis of its own, at least a thousandth of √(E‖G‖²/∏d)."""
         if self.rms is None or not any(block.computed):
             return D.sqrt()
-        counts = {b: block.t if b == 1 else 1 - b**block.t for b in (self.betas[1], beta)}
+        counts = {b: block.age if b == 1 else 1 - b**block.age for b in (self.betas[1], beta)}
         energy = next(L for L in block.L if L is not None).trace().item()
         energy *= counts[beta] / counts[self.betas[1]]
         return D.sqrt().clamp(min=1e-3 * math.sqrt(energy / D.numel()))
@@ -510,17 +541,20 @@ class Oracle:
 
     def checks(self, block: Block) -> bool:
         """Whether the criterion is evaluated at this step of the block."""
+        t = block.t if self.statistics == "step" else block.n
+        if self.statistics == "observe" and t == 0:
+            return False
         if self.frequency == "auto":
-            return is_check(block.t, self.betas[1], self.novelty)
-        return block.t % self.frequency == 0
+            return is_check(t, self.betas[1], self.novelty)
+        return t % self.frequency == 0
 
     def may_compute(self, block: Block, i: int) -> bool:
         """Whether the credit of a factor allows what is known of the cost of its next basis."""
-        if self.budget is None or block.computed[i] <= 3 * math.log2(1 + block.t / 2):
+        if self.budget is None or block.computed[i] <= 3 * math.log2(1 + block.age / 2):
             return True
         d = len(block.L[i])
         known = {"eigh": eigh_cost(d), "power": qr_cost(d), "qr": qr_cost(d), "partial": 0}
-        earned = self.budget * block.t * (3 * block.M.numel() * d)
+        earned = self.budget * block.age * (3 * block.M.numel() * d)
         return block.spent[i] + known[self.solver] <= earned
 
     def count_(self, block: Block, i: int, cost: float) -> None:
@@ -533,13 +567,13 @@ class Oracle:
 
     def refresh_mode_(self, block: Block, i: int) -> bool:
         L, Q = block.L[i], block.Q[i]
-        tau = self.tau(block.t) if callable(self.tau) else self.tau
+        tau = self.tau(block.age) if callable(self.tau) else self.tau
         error = criterion(Q.T @ L @ Q)
         keep = tau > 0 and error <= tau  # τ = 0 recomputes always; the criterion never exceeds 1
         if not keep and not self.may_compute(block, i):
             keep = True
             block.waited[i] += 1
-        block.history[i].append((block.t, error, not keep))
+        block.history[i].append((block.age, error, not keep))
         if keep:
             return False
         order, d = None, len(L)
@@ -592,22 +626,25 @@ class EShampoo(Oracle):
         if block.elementwise:
             return self.adam_(block, G, beta3)
         M = self.momentum_(block, G)
-        self.observe_(block, G)
-        if self.checks(block):
-            self.refresh_(block)
-        if self.correction == "optimal":
-            beta3 = beta2
-            block.A = average(block.A, torch.outer(G.flatten(), G.flatten()), beta2)
-            D = self.optimal(block)
-        else:
-            seen = self.shared(apply(transposed(block.Q), G) ** 2)
-            block.D = D = average(block.D, seen, beta3)
-        root = self.floored(block, D, beta3) / math.sqrt(bias(beta3, block.t))
+        if self.learns(block):
+            self.learn_(block, G)
+        beta3 = beta2 if self.correction == "optimal" else beta3
+        D = self.optimal(block) if self.correction == "optimal" else block.D
+        root = self.floored(block, D, beta3) / math.sqrt(bias(beta3, block.age))
         U = apply(transposed(block.Q), M) / (root ** (2 * self.exponent) + self.eps)
         if self.correction == "bounded" or self.is_bounded:
             c = bound(self, block.t, beta3)
             U = U.clamp(-c, c)
         return apply(block.Q, U)
+
+    def learn_(self, block: Block, G: Tensor) -> None:
+        super().learn_(block, G)
+        beta2 = self.betas[1]
+        if self.correction == "optimal":
+            block.A = average(block.A, torch.outer(G.flatten(), G.flatten()), beta2)
+        else:
+            seen = self.shared(apply(transposed(block.Q), G) ** 2)
+            block.D = average(block.D, seen, beta2 if self.beta3 is None else self.beta3)
 
     def optimal(self, block: Block) -> Tensor:
         """D* = diag(Qᵀ A Q) with Q = Q_1 ⊗ Q_2 ⊗ … (row-major vec), Proposition 2."""
@@ -659,9 +696,8 @@ class Shampoo(Oracle):
         Ms = [self.momentum_(block, G) for block, G in zip(blocks, Gs, strict=True)]
         grafts = [self.graft_(*each) for each in zip(blocks, Gs, Ms, strict=True)]
         for block, G in zip(blocks, Gs, strict=True):
-            self.observe_(block, G)
-            if self.checks(block):
-                self.refresh_roots_(block)
+            if self.learns(block):
+                self.learn_(block, G)
         if self.graft is not None and not blocks[0].checked:
             return grafts
         Us = [apply(block.root, M) for block, M in zip(blocks, Ms, strict=True)]
@@ -671,17 +707,17 @@ class Shampoo(Oracle):
             return [self.grafted([U], [V])[0] for U, V in zip(Us, grafts, strict=True)]
         return self.grafted(Us, grafts)
 
-    def refresh_roots_(self, block: Block) -> None:
+    def refresh_(self, block: Block) -> None:
         # A basis that holds at the first check is the first basis, with its eigenvalues.
         first, block.checked = not block.checked, True
-        for i, new in enumerate(self.refresh_(block)):
+        for i, new in enumerate(super().refresh_(block)):
             if block.L[i] is not None and (new or first or self.eigenvalues == "fresh"):
                 block.root[i] = self.root(block, i)
 
     def root(self, block: Block, i: int) -> Tensor:
         """Q (Λ + ε)^e Qᵀ with Λ = diag(Qᵀ L Q)/(1−β2^t), e = −p/k or (Shampoo²) −p."""
         k = sum(L is not None for L in block.L)
-        L = block.L[i] / bias(self.betas[1], block.t)
+        L = block.L[i] / bias(self.betas[1], block.age)
         Q = block.Q[i]
         λ = (Q.T @ L @ Q).diag()
         if self.trace_scaling and L.trace() > 0:
@@ -719,14 +755,13 @@ class CASPR(Oracle):
         if block.elementwise:
             return self.adam_(block, G, self.betas[1])
         U = self.momentum_(block, G)
-        self.observe_(block, G)
-        if self.checks(block):
-            self.refresh_(block)
+        if self.learns(block):
+            self.learn_(block, G)
         roots = {}
         k = sum(L is not None for L in block.L)
         for i, (L, Q) in enumerate(zip(block.L, block.Q, strict=True)):
             if L is not None:
-                λ = positive((Q.T @ L @ Q).diag() / bias(self.betas[1], block.t), self.eps)
+                λ = positive((Q.T @ L @ Q).diag() / bias(self.betas[1], block.age), self.eps)
                 roots[i] = Q @ torch.diag(λ ** (-self.exponent / k)) @ Q.T
         for _ in range(k):
             U = sum(mode_product(A, U, i) for i, A in roots.items()) / k
@@ -841,11 +876,10 @@ class KLShampoo(Oracle):
         if block.elementwise:
             return self.adam_(block, G, self.betas[1])
         M = self.momentum_(block, G)
-        self.observe_(block, G)
-        if self.checks(block):
-            self.refresh_(block)
+        if self.learns(block):
+            self.learn_(block, G)
         root = torch.ones_like(M)
-        for i, λ in enumerate(self.spectra(block, block.t)):
+        for i, λ in enumerate(self.spectra(block, block.age)):
             if λ is not None:
                 root = mode_product(torch.diag(λ**self.exponent), root, i)
         return apply(block.Q, apply(transposed(block.Q), M) / (root + self.eps))
@@ -856,7 +890,7 @@ class KLShampoo(Oracle):
             block.L = [None if L is None else average(L, 0.0 * L, self.betas[1]) for L in block.L]
             return
         inverses: list[Tensor | None] = []
-        for λ, Q in zip(self.spectra(block, block.t - 1), block.Q, strict=True):
+        for λ, Q in zip(self.spectra(block, block.age - 1), block.Q, strict=True):
             if λ is None:
                 inverses.append(None)
             elif λ.sum() > 0:
@@ -873,7 +907,7 @@ class KLShampoo(Oracle):
     def first(self, block: Block, G: Tensor) -> float:
         """s: all gradients before this one were zero, so its square alone is in the average."""
         beta2, k = self.betas[1], sum(L is not None for L in block.L)
-        energy = average(0.0, (G**2).mean(), beta2) / bias(beta2, block.t)
+        energy = average(0.0, (G**2).mean(), beta2) / bias(beta2, block.age)
         return energy.item() ** (1 / k)
 
     def spectra(self, block: Block, t: int) -> list[Tensor | None]:

@@ -11,8 +11,8 @@ from cases import (
     BALANCED,
     BLOCKED,
     COMMON,
+    EVERYONE,
     KEYWORDS,
-    METHODS,
     OF_TORCH,
     Pair,
     assert_close,
@@ -109,11 +109,11 @@ def test_a_value_of_the_wrong_kind_is_named(name, value):
 
 
 @pytest.mark.parametrize("value", [None, False])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERYONE)
 def test_switches_of_torch_that_are_off_are_taken_by_constructor_and_group(method, value):
     p, q = parameters([torch.ones(3, 3), torch.ones(2, 2)])
     switches = dict.fromkeys(OF_TORCH, value)
-    optimizer = METHODS[method]([p], **switches)
+    optimizer = getattr(eshampoo, method)([p], **switches)
     optimizer.add_param_group({"params": [q], **switches})
     feed([p, q], [torch.ones(3, 3), torch.ones(2, 2)])
     optimizer.step()
@@ -189,6 +189,7 @@ def test_a_word_is_no_number_in_quotes():
     [
         ({"sides": "left"}, {"vectors": "full"}),
         ({"exponent": 1.0}, {"correction": "bounded"}),
+        ({"statistics": "observe"}, {"correction": "bounded"}),
         ({"moment": "row"}, {"correction": "optimal"}),
         ({"moment": "block"}, {"correction": "bounded"}),
         ({"rms": 0.4}, {"graft": "adam"}),
@@ -221,7 +222,7 @@ def test_what_the_state_was_laid_out_by_cannot_change_under_way(name, value):
 
 LIVE = {
     f"{method}-{name}": (method, name, change)
-    for method in BLOCKED
+    for method in (*BLOCKED, "Muon")
     for name, change in live_changes(keywords_of(method).values()).items()
     # SOAP's solver is the power step, in which the slots are sorted.
     if method != "SOAP" or name not in ("slots", "power")
@@ -238,6 +239,8 @@ def test_a_value_written_into_the_group_takes_effect_at_the_next_step(method, na
         options["max_dim"] = 50
     if method == "CASPR":
         options["graft"] = "adam"
+    if method == "Muon":
+        options = {"nesterov": False}
     tensors, grads = problem(shapes, 22, condition=3.0)
     changed, kept = Pair(method, tensors, **{**COMMON, **options}), parameters(tensors)
     for t, step in enumerate(grads):
@@ -245,7 +248,7 @@ def test_a_value_written_into_the_group_takes_effect_at_the_next_step(method, na
             changed.change(**change)
         changed.step(step)
         changed.assert_equal(1e-9, f"after step {t + 1}")
-    run(METHODS[method](kept, **{**COMMON, **options}), kept, grads)
+    run(getattr(eshampoo, method)(kept, **{**COMMON, **options}), kept, grads)
     gap = furthest(changed.params, kept)
     assert gap > 1e-6, f"{name} had no effect, so the test shows nothing"
 

@@ -1,9 +1,10 @@
 """Losses and metrics of the workloads, and what a trivial predictor reaches in each metric."""
 
+import math
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from eshampoo.lab.data import Batch, Dataset
@@ -14,6 +15,18 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     """Return the mean cross entropy of images and labels, or of tokens and the next tokens."""
     inputs, targets = batch
     return functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+
+
+def sampled_cross_entropy(model: nn.Module, batch: Batch, generator: Generator) -> Tensor:
+    """Return √B times the mean cross entropy of B labels that are sampled from the model.
+
+    The outer product of its gradient is on average the Fisher information of one example.
+    """
+    logits = model(batch[0]).flatten(0, -2)
+    with torch.no_grad():
+        labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    loss: Tensor = functional.cross_entropy(logits, labels) * math.sqrt(len(labels))
+    return loss
 
 
 def accuracy(model: nn.Module, batches: Iterable[Batch]) -> float:

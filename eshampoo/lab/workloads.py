@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from eshampoo.lab.data import Batch, Dataset
 from eshampoo.lab.optimizers import Option, keywords
@@ -58,6 +58,8 @@ class Workload:
     trivial: Callable[[Dataset], float]
     settings: Mapping[Scale, Setting]
     higher_is_better: bool = True
+    # the loss with labels that are sampled from the model, for statistics="observe"
+    sampled: Callable[[nn.Module, Batch, Generator], Tensor] | None = None
 
     def run(
         self,

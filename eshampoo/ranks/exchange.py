@@ -151,6 +151,11 @@ class Exchange:
                 piece.addcmul_(weight.to(piece.dtype), share)
         foreach_add_(weights, pieces)
 
+    def rest(self) -> None:
+        """Wait for the gradients also where no block is worked on, and forget them."""
+        self._receive()
+        self.arrived = None
+
     @staticmethod
     def _in_stack(
         stack: Tensor, places: Sequence[tuple[int, tuple[int, ...], Box]]

@@ -145,6 +145,8 @@ class Route(Protocol):
     def depart(self, unfinished: bool) -> bool: ...
     # Updates arrive at the parameters, which shrink by `decay`.
     def arrive_(self, decay: float | Tensor) -> None: ...
+    # Nothing leaves: the gradients were only looked at.
+    def rest(self) -> None: ...
     # Sum over the ranks that share the work.
     def add_up_(self, totals: Tensor) -> None: ...
     # What a checkpoint holds of a stack, per parameter; small state goes to every rank.
@@ -194,6 +196,9 @@ class Local:
 
     def arrive_(self, decay: float | Tensor) -> None:
         """Updates have arrived."""
+
+    def rest(self) -> None:
+        """Nothing was under way."""
 
     def add_up_(self, totals: Tensor) -> None:
         """Nobody else has anything to add."""

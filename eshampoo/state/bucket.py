@@ -37,13 +37,15 @@ class Bucket:
         self.elementwise = method.sides is no_side
         self.blocks = [route.blocks[number] for number in route.mine]
         count = len(self.blocks)
-        keeps = method.keeps(options)
+        observed = modes and options.statistics == "observe"
+        keeps = method.keeps(options) + (("observations",) if observed else ())
         moment = shape if self.elementwise else moment_shape(shape, options.moment)
         home, start = method.home, method.start
         self.state = State.zeros(home, keeps, start, count, shape, moment, modes, like)
         self.counters = Counters(count, len(modes))
-        # The host's idea of t: never behind the device, which does not count skipped gradients.
-        self.clock = [method.start] * count
+        # The host's idea of t, and of the count of observations: never behind the device, which
+        # does not count skipped gradients.
+        self.clocks = {"step": [method.start] * count, "observe": [0] * count}
         self.skipped = [0] * count  # as of the last time that the host read anything
         # Of each parameter, its blocks in the route and, a run, their positions in the stacks here.
         self.numbers = by_parameter(route.blocks)
@@ -124,7 +126,9 @@ class Bucket:
         if self.modes:
             computed = self.counters.named()["basis_computations"].amax(1) > 0
             self.state.turned.copy_(computed)
-        self.clock = [int(t) for t in self.state.step.tolist()]
+        self.clocks["step"] = [int(t) for t in self.state.step.tolist()]
+        if self.state.observations is not None:
+            self.clocks["observe"] = [int(n) for n in self.state.observations.tolist()]
         self.skipped = [int(count) for count in self.state.skipped.tolist()]
 
 
@@ -136,11 +140,16 @@ class Batch(NamedTuple):
 
     step: Tensor  # [N], of all their blocks
     skipped: Tensor  # [N]
+    observations: Tensor | None  # [N], of the one bucket that they are of
     parts: list[tuple[Bucket, Part]]
 
     def alone(self) -> "list[Batch]":
         """Every part as a batch of its own."""
-        return [Batch(p.state.step, p.state.skipped, [(b, p)]) for b, p in self.parts]
+        states = [part.state for _, part in self.parts]
+        return [
+            Batch(s.step, s.skipped, s.observations, [pair])
+            for s, pair in zip(states, self.parts, strict=True)
+        ]
 
 
 Histories = dict[tuple[Tensor, int, int], deque[tuple[int, float, bool]]]
@@ -184,7 +193,8 @@ def batches(buckets: Sequence[Bucket]) -> list[Batch]:
     joint: dict[tuple[Any, ...], list[Bucket]] = defaultdict(list)
     for bucket in buckets:
         # Coefficients differ by these; gradients from other ranks arrive bucket by bucket.
-        alone = None if isinstance(bucket.route, Local) else bucket
+        shares = isinstance(bucket.route, Local) and bucket.state.observations is None
+        alone = None if shares else bucket
         key = bucket.method, bucket.memory, bucket.state.exp_avg_sq is None, alone
         joint[key].append(bucket)
     found: list[Batch] = []
@@ -213,5 +223,7 @@ def _joined(same: Sequence[Bucket], step: Tensor, skipped: Tensor) -> list[Batch
             joined[-1].append((bucket, part))
             sizes[-1] += nbytes
     counts = [sum(part.stop - part.start for _, part in parts) for parts in joined]
+    observations = same[0].state.observations
+    seen = [None] * len(counts) if observations is None else torch.split(observations, counts)
     steps, skips = torch.split(step, counts), torch.split(skipped, counts)
-    return [Batch(*views) for views in zip(steps, skips, joined, strict=True)]
+    return [Batch(*views) for views in zip(steps, skips, seen, joined, strict=True)]

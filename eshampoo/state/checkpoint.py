@@ -175,7 +175,7 @@ def read_state(
 
 FIX = (
     "Load it into an optimizer with the same parameters and the same max_dim, merge_dims, "
-    "oversize, vectors, matrices, sides, moment, graft and correction"
+    "oversize, vectors, matrices, sides, moment, statistics, graft and correction"
 )
 
 
@@ -235,6 +235,17 @@ def _check_adam(
                 f"AdamW's state cannot continue in {bucket.method.name} without a second moment of "
                 "its own; use EShampoo, SOAP or a graft, or start without the state"
             )
+
+
+def take_over_(buckets: Sequence[Bucket], loaded: Loaded, shown: dict[Any, Any]) -> None:
+    """Continue from a state that was read; what was recorded of checks belongs to another run."""
+    if loaded.adam:
+        fill_from_adam_(buckets, loaded.state)
+    else:
+        fill_(buckets, loaded.state, shown)
+    add_others_(shown, {**loaded.extras, **loaded.others})
+    for bucket in buckets:
+        bucket.counters.history.clear()
 
 
 def fill_(buckets: Sequence[Bucket], state: State, shown: Mapping[Any, Any]) -> None:

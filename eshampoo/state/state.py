@@ -27,7 +27,7 @@ HISTORY = 1000
 
 # The names that entries of `state[p]` have; users may add others, which are left alone.
 OWN_NAME = re.compile(
-    r"(step|skipped|exp_avg|exp_avg_sq|graft_avg_sq|full_matrix|(factor|basis|root)_\d+"
+    r"(step|skipped|observations|exp_avg|exp_avg_sq|graft_avg_sq|full_matrix|(factor|basis|root)_\d+"
     r"|criterion|basis_(checks|computations|failures|waited|work|spent))(\.\d+)?"
 )
 
@@ -63,6 +63,7 @@ class State:
     full: Tensor | None  # [N, ∏d, ∏d]: QᵀAQ, for correction="optimal"
     graft_sq: Tensor | None  # as asked, the second moment of the grafting method, beside D
     turned: Tensor  # [N]: 1 for blocks with a basis that has changed, 0 while Q = I
+    observations: Tensor | None  # [N]: gradients of observe(), if the statistics are of those
 
     @classmethod
     def zeros(
@@ -97,7 +98,16 @@ class State:
             full=like.new_zeros(count, prod(shape), prod(shape)) if full else None,
             graft_sq=like.new_zeros(count, *moment) if "graft_sq" in keeps else None,
             turned=like.new_zeros(count),
+            observations=like.new_zeros(count) if "observations" in keeps else None,
         )
+
+    # ---------------------------------------------------------------- statistics
+
+    @property
+    def age(self) -> Tensor:
+        """How many gradients the statistics have seen [N]; before any observation, of steps."""
+        n = self.observations
+        return self.step if n is None else torch.where(n > 0, n, self.step)
 
     # ---------------------------------------------------------------- home
 
@@ -126,6 +136,11 @@ class State:
     def turning(self) -> list[Tensor]:
         """The stacks of blocks that turn with a basis."""
         return [self.exp_avg] if self.home == "eigenbasis" else []
+
+    @property
+    def own_moment(self) -> Tensor | None:
+        """D, if it is an average of its own."""
+        return self.exp_avg_sq if self.home == "eigenbasis" else None
 
     @property
     def lent(self) -> Tensor | None:
@@ -158,6 +173,8 @@ class State:
     def named(self) -> dict[str, Tensor]:
         """Every stack under the name that it has in `state[p]`."""
         named = {"step": self.step, "skipped": self.skipped, "exp_avg": self.exp_avg}
+        if self.observations is not None:
+            named["observations"] = self.observations
         if self.exp_avg_sq is not None:
             named["exp_avg_sq"] = self.exp_avg_sq
         by_mode = {"factor": self.factors, "basis": self.bases, "root": self.roots}

@@ -25,7 +25,7 @@ other factor, and so shortens the steps of all other directions: by the root of 
 
 def whitened_gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tuple[Tensor, Tensor]]:
     """KL-Shampoo: L averages G R⁻¹ Gᵀ/n, with R from before this gradient, or R = s·I."""
-    previous, start = s.step - c.live.squeeze(1), first_eigenvalue(s, G, c, o)
+    previous, start = s.age - c.live.squeeze(1), first_eigenvalue(s, G, c, o)
     powers = {}
     for i, values in s.diagonals.items():
         eigenvalues = damped_spectrum(values, previous, o)
@@ -51,7 +51,7 @@ def first_eigenvalue(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor
     Any other start, the identity for instance, gives the first factors the wrong scale: for k = 2
     that of G² each, and so D that of G⁴.
     """
-    share = c.share2 / bias(o.betas[1], s.step.clamp_min(1.0)).unsqueeze(1)
+    share = c.share2 / bias(o.betas[1], s.age.clamp_min(1.0)).unsqueeze(1)
     rms: Tensor = torch.linalg.vector_norm(G.flatten(1), dim=1, keepdim=True)
     rms = rms * (share / math.prod(G.shape[1:])).sqrt()
     return rms ** (2 / len(s.factors))
@@ -83,7 +83,7 @@ def by_eigenvalues_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) 
     M = momentum_(s, G, c, o, p)
     root = torch.ones_like(per_block(s.step, M))
     for i, values in s.diagonals.items():
-        eigenvalues = damped_spectrum(values, s.step, o)
+        eigenvalues = damped_spectrum(values, s.age, o)
         root = root * along(power(eigenvalues, p), i, M.dim() - 1)
     return M / (root + max(o.eps, 1e-30))
 
@@ -96,7 +96,7 @@ def by_sum_of_sides_(s: State, G: Tensor, c: Coefficients, o: Options, p: float)
     M, k = momentum_(s, G, c, o, p), len(s.factors)
     total = torch.zeros_like(per_block(s.step, M))
     for i, values in s.diagonals.items():
-        total = total + along(spectrum(values, s.step, k, o) ** -(p / k), i, M.dim() - 1)
+        total = total + along(spectrum(values, s.age, k, o) ** -(p / k), i, M.dim() - 1)
     return M * (total / k) ** k
 
 
@@ -112,12 +112,12 @@ def momentum_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Ten
 
 def spectrum(
     values: Tensor,  # [N, d]: diag Λ̂
-    step: Tensor,  # [N]
+    age: Tensor,  # [N]
     k: int,  # number of factors
     o: Options,
 ) -> Tensor:
     """λ of Shampoo: diag Λ̂/(1−β2^t), trace-scaled if asked, made positive by a shift, plus ε."""
-    eigenvalues = values / bias(o.betas[1], step.clamp_min(1.0)).unsqueeze(1)
+    eigenvalues = values / bias(o.betas[1], age.clamp_min(1.0)).unsqueeze(1)
     if o.trace_scaling and k > 1:
         # S⁻¹ is shared out: Tr^{-(k-1)/k} for each of the k factors.
         trace = eigenvalues.sum(1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
@@ -125,9 +125,9 @@ def spectrum(
     return eigenvalues - eigenvalues.amin(1, keepdim=True).clamp_max(0.0) + o.eps
 
 
-def damped_spectrum(values: Tensor, step: Tensor, o: Options) -> Tensor:
+def damped_spectrum(values: Tensor, age: Tensor, o: Options) -> Tensor:
     """λ of KL-Shampoo: diag Λ̂/(1−β2^t), negative rounding aside, plus a share of their mean."""
-    eigenvalues = values.clamp_min(0.0) / bias(o.betas[1], step.clamp_min(1.0)).unsqueeze(1)
+    eigenvalues = values.clamp_min(0.0) / bias(o.betas[1], age.clamp_min(1.0)).unsqueeze(1)
     return eigenvalues + DAMPING * eigenvalues.mean(1, keepdim=True)
 
 

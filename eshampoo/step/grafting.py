@@ -41,7 +41,7 @@ def where_based(task: Task, part: Part, U: Tensor, other: Tensor) -> Tensor:
     return torch.where(per_block(torch.tensor(based, device=U.device), U), U, other)
 
 
-def see_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
+def average_lent_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
     """The second moment of the grafting method sees G, before G is turned."""
     moment = s.lent
     if moment is not None:

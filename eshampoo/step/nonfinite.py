@@ -135,5 +135,5 @@ def warn_of(skipped: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
     warnings.warn(
         f"the gradient of {bad} had NaN or Inf; such blocks stand still for the step. "
         "basis_report() goes on counting them, without another warning",
-        stacklevel=4,
+        stacklevel=5,
     )

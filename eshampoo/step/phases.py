@@ -3,7 +3,6 @@
     coefficients   the numbers of Algorithm 2 that depend on t
     observe_       G̃ = Q_LᵀGQ_R, and the factors see it
     direction_     momentum and scale see G̃; U, back in parameter space (Lemma 1)
-    change_basis_  Q ← QV, and the state moves along
 
 In what the methods differ is an argument: a cell of the table in `methods.py`. The cells of
 EShampoo are here, those of Shampoo and KL-Shampoo in `eigenvalues.py`.
@@ -14,7 +13,7 @@ for the blocks that take part in this step, and 0 for those that keep every bit 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -27,10 +26,7 @@ from ..math.linalg import (
     means,
     per_block,
     rotate_,
-    take,
-    turn_,
 )
-from ..math.solvers import Change
 from ..options import Options
 from ..state.state import State
 
@@ -78,14 +74,16 @@ def coefficients(
     epsilon: Callable[[Tensor, Tensor], Tensor],
     averaged: bool,  # D is an average with β3, and not read from the factors
     p: float,
+    age: Tensor,  # [N]: gradients that the statistics have seen
 ) -> Coefficients:
     """The numbers of Algorithm 2 that depend on t, from `step` and `live` [N]."""
     beta1, beta2 = o.betas
     beta3 = o.beta_scale
     moving = moves(live, step).unsqueeze(1)
-    t, live = step.clamp_min(1.0).unsqueeze(1), live.unsqueeze(1)
+    t, age = (count.clamp_min(1.0).unsqueeze(1) for count in (step, age))
+    live = live.unsqueeze(1)
     bias1 = momentum_bias(t, o)
-    gain = bias1 / power(bias(beta3 if averaged else beta2, t), p)
+    gain = bias1 / power(bias(beta3 if averaged else beta2, age), p)
     return Coefficients(
         live,
         moving,
@@ -104,9 +102,14 @@ Statistic = Callable[[State, Tensor, Coefficients, Options], list[tuple[Tensor, 
 Divide = Callable[[State, Tensor, Coefficients, Options, float], Tensor]
 
 
-def observe_(s: State, G: Tensor, c: Coefficients, o: Options, statistic: Statistic) -> None:
-    """G ← G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ in it (Eq. ema-shampoo-practical)."""
+def observe_(s: State, G: Tensor, c: Coefficients, o: Options, statistic: Statistic | None) -> None:
+    """G ← G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ in it (Eq. ema-shampoo-practical).
+
+    Without a statistic the factors do not see G̃.
+    """
     rotate_(G, *s.inward)
+    if statistic is None:
+        return
     seen = statistic(s, G, c, o)
     for (mode, factor), (X, share2) in zip(s.factors.items(), seen, strict=True):
         average_gram_(factor, X, mode, o.betas[1], share2)
@@ -115,36 +118,27 @@ def observe_(s: State, G: Tensor, c: Coefficients, o: Options, statistic: Statis
         average_(s.full, g.unsqueeze(2) * g.unsqueeze(1), o.betas[1], c.share2.unsqueeze(2))
 
 
+def see_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
+    """D ← β3 D + (1−β3) G̃^{⊙2}, where nothing is divided by it."""
+    D = s.own_moment
+    if D is not None:
+        average_(D, means(G.square(), D), o.beta_scale, per_block(c.share3, D))
+
+
+def begin_(s: State, live: Tensor) -> None:
+    """The first gradient of observe() ends the statistics that a block had of its steps."""
+    assert s.observations is not None
+    lasts = 1.0 - live.squeeze(1) * (s.observations == 1)
+    for X in (s.own_moment, s.full, *s.factors.values()):
+        if X is not None:
+            X.mul_(per_block(lasts, X))
+
+
 def direction_(
     s: State, G: Tensor, c: Coefficients, o: Options, divide_: Divide, p: float
 ) -> Tensor:
     """U = Q_L ( D^{-p} ⊙ M̃ ) Q_Rᵀ (Lemma 1), once momentum and scale have seen G̃."""
     return rotate_(divide_(s, G, c, o, p), *s.outward)
-
-
-def change_basis_(
-    s: State, turning: Sequence[Tensor], mode: int, change: Change, o: Options
-) -> None:
-    """Q ← QV, and what lives in the eigenbasis moves along; the factors of `s` are Λ̂."""
-    V, subset = change.V, change.subset
-    turn_(s.bases[mode], 1, V, subset)
-    s.turned.fill_(1.0)
-    s.factors[mode].copy_(change.factor)
-    for M in turning:
-        turn_(M, mode, V, subset)
-    if s.full is not None:
-        order = s.exp_avg.dim() - 1
-        A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
-        turn_(A, mode, V, subset)
-        turn_(A, order + mode, V, subset)
-    D = s.exp_avg_sq
-    if D is None or D.shape[mode + 1] != s.exp_avg.shape[mode + 1]:  # a mean, which stays
-        return
-    if o.correction == "basis_aware":
-        # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
-        turn_(D, mode, V.square(), subset)
-    elif turning and change.permutation is not None:
-        D.copy_(take(D, change.permutation, mode))
 
 
 def settle_(s: State, live: Tensor) -> None:
@@ -258,7 +252,8 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
         D, averaged = D.expand_as(G), False
     if least is not None and p != 0.5:
         least = least ** (2 * p)
-    limit = adam_bound(s.step.clamp_min(1.0).unsqueeze(1), o) if o.bounded else None
+    beta3 = o.beta_scale if averaged else o.betas[1]
+    limit = adam_bound(s.step.clamp_min(1.0).unsqueeze(1), o, beta3) if o.bounded else None
     return divide_by_moment_(s.exp_avg, D, G, c, o, p, averaged, least, limit)
 
 
@@ -328,18 +323,18 @@ def floor(s: State, o: Options, averaged: bool) -> Tensor | None:
         # ‖G‖² in the average of the factor, where only rounding is negative, …
         energy: Tensor = torch.linalg.vector_norm(values, 1, dim=1, keepdim=True)
         if beta3 != beta2:  # … and in that of D
-            t = s.step.clamp_min(1.0).unsqueeze(1)
+            t = s.age.clamp_min(1.0).unsqueeze(1)
             energy = energy * total(beta3, t) / total(beta2, t)
         return energy.mul_(share**2).sqrt_().mul_(s.turned.unsqueeze(1))
     return None
 
 
-def adam_bound(t: Tensor, o: Options) -> Tensor:
+def adam_bound(t: Tensor, o: Options, beta3: float) -> Tensor:
     """c_t: no gradients bring |m̂|/√v̂ further than this, while the basis stands still.
 
     With the shares a_k, b_k of the two averages, |Σ a_k g_k| ≤ √(Σ a_k²/b_k) √(Σ b_k g_k²).
     """
-    beta1, beta3 = o.betas[0], o.beta_scale
+    beta1 = o.betas[0]
     if beta3 == 0:
         return torch.full_like(t, math.inf)  # √v̂ is the last gradient alone
     ratio = beta1**2 / beta3

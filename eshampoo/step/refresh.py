@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..math.linalg import diagonal, off_norm, off_share, orthonormalize, turn_
+from ..math.linalg import diagonal, off_norm, off_share, orthonormalize, take, turn_
 from ..math.solvers import Change, eigh, least_cost, solve
+from ..options import Options
 from ..state.blocks import Failure, called, together
 from ..state.bucket import Bucket
 from ..state.state import State
 from .eigenvalues import inverse_root, spectrum
 from .nonfinite import newly_skipped
-from .phases import change_basis_
 from .task import Outcome, Task, Work
 
 # Changes after which Q is made orthonormal again: each adds about 1e-7 in float32.
@@ -87,7 +87,7 @@ def _read(
         memory = state.step.device, state.step.dtype
         off[memory] += [off_norm(view) for view in state.off_diagonals.values()]
         inside[memory] += [view.norm(dim=1) for view in state.diagonals.values()]
-        counts[memory].append(state.step)
+        counts[memory].append(state.step if state.observations is None else state.observations)
     counted = [b for b in every if (b.state.step.device, b.state.step.dtype) in counts]
     for bucket in counted:
         counts[bucket.state.step.device, bucket.state.step.dtype].append(bucket.state.skipped)
@@ -110,11 +110,12 @@ def _plan_(
 ) -> list[Check]:
     """Decide which bases are due, and count it."""
     bucket, o, counters = task.bucket, task.options, task.bucket.counters
+    clock = bucket.clocks[task.call]
     checks: dict[tuple[int, bool], Check] = {}
     for position, tau in task.due.items():
         t = int(steps[position])
-        if t != bucket.clock[position]:  # gradients were skipped: the check comes later
-            bucket.clock[position] = t
+        if t != clock[position]:  # gradients were skipped: the check comes later
+            clock[position] = t
             continue
         initial = t == 0
         for k, mode in enumerate(bucket.modes):
@@ -213,6 +214,31 @@ def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) 
         Q[worn] = orthonormalize(Q[worn])
 
 
+def change_basis_(
+    s: State, turning: Sequence[Tensor], mode: int, change: Change, o: Options
+) -> None:
+    """Q ← QV, and what lives in the eigenbasis moves along; the factors of `s` are Λ̂."""
+    V, subset = change.V, change.subset
+    turn_(s.bases[mode], 1, V, subset)
+    s.turned.fill_(1.0)
+    s.factors[mode].copy_(change.factor)
+    for M in turning:
+        turn_(M, mode, V, subset)
+    if s.full is not None:
+        order = s.exp_avg.dim() - 1
+        A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
+        turn_(A, mode, V, subset)
+        turn_(A, order + mode, V, subset)
+    D = s.exp_avg_sq
+    if D is None or D.shape[mode + 1] != s.exp_avg.shape[mode + 1]:  # a mean, which stays
+        return
+    if o.correction == "basis_aware":
+        # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
+        turn_(D, mode, V.square(), subset)
+    elif turning and change.permutation is not None:
+        D.copy_(take(D, change.permutation, mode))
+
+
 def _narrowed(change: Change, start: int, stop: int) -> Change:
     """The change for the members from `start` to `stop` only."""
     run = slice(start, stop)
@@ -236,7 +262,7 @@ def _renew_root_(check: Check) -> None:
     """Inverse roots of the factors, from the basis and the diagonal of Λ̂ at this check."""
     s, mode, at, o = check.state, check.mode, check.renewed, check.task.options
     k, p = len(s.factors), check.task.bucket.method.exponent(o)
-    eigenvalues = spectrum(diagonal(s.factors[mode][at]), s.step[at], k, o)
+    eigenvalues = spectrum(diagonal(s.factors[mode][at]), s.age[at], k, o)
     s.roots[mode][at] = inverse_root(s.bases[mode][at], eigenvalues, k, o, p)
 
 

@@ -1,7 +1,8 @@
 """One step of any method, for all parameters at once.
 
-`take_step` is the whole of it. One process and many ranks go through the same lines: the route of a
-bucket is local, or an exchange with other ranks.
+`take_step` is the whole of it, and `take_in` what is left of it where gradients are only observed.
+One process and many ranks go through the same lines: the route of a bucket is local, or an exchange
+with other ranks.
 """
 
 import math
@@ -12,9 +13,18 @@ from torch import Tensor
 
 from ..state.blocks import Part
 from ..state.bucket import Batch, Bucket
-from .grafting import compare_, rescale_, see_, sum_over_parameters_
+from .grafting import average_lent_, compare_, rescale_, sum_over_parameters_
 from .nonfinite import admit_, believe_
-from .phases import SETTLE_EVERY, Coefficients, coefficients, direction_, observe_, settle_
+from .phases import (
+    SETTLE_EVERY,
+    Coefficients,
+    begin_,
+    coefficients,
+    direction_,
+    observe_,
+    see_,
+    settle_,
+)
 from .refresh import refresh_
 from .task import Compared, Outcome, Task, Work
 
@@ -27,13 +37,13 @@ def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     compared: list[Compared] = []  # and waiting for the norms of their parameters
     # Gradients leave for the ranks that work on them.
     for task in tasks:
-        task.bucket.clock = task.clock
+        task.bucket.clocks["step"] = task.clock
         task.bucket.route.start()
     # Gradients are gathered, admitted and observed. Blocks whose basis stands still move at once.
     for batch in batches:
         for work in admit(batch, by_bucket):
             task, part, G, c = work
-            observe_(part.state, G, c, task.options, task.bucket.method.statistic)
+            observe_(part.state, G, c, task.options, task.statistic)
             if task.waits:
                 waiting.append(work)
             else:
@@ -60,9 +70,28 @@ def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     return outcome
 
 
+def take_in(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
+    """Let the statistics see gradients, and move nothing; the outcome is that of `take_step`."""
+    by_bucket = {task.bucket: task for task in tasks}
+    for task in tasks:
+        task.bucket.clocks["observe"] = task.clock
+        task.bucket.route.start()
+    seen = [work for batch in batches for work in admit(batch, by_bucket)]
+    for task, part, G, c in seen:
+        begin_(part.state, c.live)
+        observe_(part.state, G, c, task.options, task.statistic)
+    due = [task for task in tasks if task.due]
+    outcome = refresh_(due, tasks, seen) if due else ([], [])
+    for task, part, G, c in seen:
+        see_(part.state, G, c, task.options)
+    for task in tasks:
+        task.bucket.route.rest()
+    return outcome
+
+
 def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
     """Gather the gradients of a batch, leave out what is not finite, and count the step."""
-    here = [(tasks[bucket], part) for bucket, part in batch.parts]
+    here = [(tasks[bucket], part) for bucket, part in batch.parts if bucket in tasks]
     here = [(task, part) for task, part in here if any(task.present[part.start : part.stop])]
     if len(batch.parts) > 1 and not (
         len(here) == len(batch.parts)
@@ -76,16 +105,22 @@ def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
     gathered = [gather(task, part) for task, part in here]
     grads, masks = [G for G, _ in gathered], [mask for _, mask in gathered if mask is not None]
     present = torch.cat(masks) if masks else None  # parts are together only if all or none has one
-    live = admit_(batch.step, batch.skipped, grads, present, o)
+    step, n = batch.step, batch.observations
+    count = n if n is not None and here[0][0].call == "observe" else step
+    live = admit_(count, batch.skipped, grads, present, o)
     p = method.exponent(o)
-    c = coefficients(batch.step, live, o, method.moves, method.epsilon, averaged, p)
+    age = step if n is None else torch.where(n > 0, n, step)
+    c = coefficients(step, live, o, method.moves, method.epsilon, averaged, p, age)
+    if n is not None and count is step:  # once observed, statistics leave steps alone
+        unseen = (n == 0).unsqueeze(1)
+        c = c._replace(share2=c.share2 * unseen, share3=c.share3 * unseen)
     each = zip(here, grads, c.split([len(G) for G in grads]), strict=True)
     admitted = [(task, part, G, its_c) for (task, part), G, its_c in each]
     for task, part, G, its_c in admitted:
         if task.clock[part.start] % SETTLE_EVERY == 0:
             settle_(part.state, its_c.live)
         if task.graft is not None:
-            see_(part.state, G, its_c, o)
+            average_lent_(part.state, G, its_c, o)
     return admitted
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..options import GraftScope, Options
+from ..options import GraftScope, Options, Statistics
 from ..state.blocks import Failure, Part
 from ..state.bucket import Bucket
 from .nonfinite import verdicts_of
-from .phases import Coefficients
+from .phases import Coefficients, Statistic
 
 
 @dataclass
@@ -17,12 +17,14 @@ class Task:
     """What one bucket does in one step."""
 
     bucket: Bucket
+    call: Statistics  # step(), or observe(), in which nothing moves
     options: Options
     present: list[bool]  # which blocks have a gradient
-    clock: list[int]  # t of each block after this step, as far as the host knows
+    clock: list[int]  # calls that each block has seen after this one, as far as the host knows
     due: dict[int, float]  # τ of the blocks that are checked at this t, as far as the host knows
     verdicts: Tensor | None  # [N]: what all ranks say of gradients, if they were asked
     waits: bool  # bases may change between the statistics and the update
+    statistic: Statistic | None  # of the factors; None where they do not see the gradients
     graft: GraftScope | None  # what the norm of an update is taken over, if of another method
 
 
@@ -36,24 +38,42 @@ Compared = tuple[Work, Tensor]
 Outcome = tuple[list[Failure], list[Tensor]]
 
 
+def check_use(options: Sequence[Options]) -> None:
+    """Refuse an observation that no param group has a use for."""
+    if all(o.statistics == "step" for o in options):
+        raise RuntimeError(
+            "observe() was called, but all param groups have statistics='step': their factors see "
+            "the gradients of step(). Pass statistics='observe' to the constructor"
+        )
+
+
 def plan(
-    buckets: Sequence[Bucket], options: Sequence[Options], verdicts: Mapping[Tensor, Tensor]
+    call: Statistics,
+    buckets: Sequence[Bucket],
+    options: Sequence[Options],
+    verdicts: Mapping[Tensor, Tensor],
 ) -> list[Task]:
-    """The tasks of a step; nothing has changed yet."""
+    """The tasks of a step or of an observation; nothing has changed yet."""
     tasks = []
     for bucket in buckets:
+        if call == "observe" and bucket.state.observations is None:
+            continue
         o = options[bucket.group]
-        scope = graft_scope(bucket, o)
+        scope = graft_scope(bucket, o) if call == "step" else None
         present = bucket.route.present()
-        clock = [t + now for t, now in zip(bucket.clock, present, strict=True)]
+        clock = [t + now for t, now in zip(bucket.clocks[call], present, strict=True)]
         due = {}
-        if bucket.modes:
+        if bucket.modes and o.statistics == call:
             checked = {t for t in set(clock) if o.checks_at(t)}
             at = [i for i, now in enumerate(present) if now and clock[i] in checked]
             due = {position: o.threshold(clock[position]) for position in at}
         said = verdicts_of(bucket, verdicts) if verdicts else None
         waits = bool(due) and bucket.method.refreshes == "before"
-        tasks.append(Task(bucket, o, present, clock, due, said, waits, scope))
+        # A block that had a check was observed, and its statistics leave steps alone.
+        based = call == "step" and bucket.state.observations is not None
+        based = based and all(map(bucket.counters.checked, range(len(present))))
+        statistic = None if based else bucket.method.statistic
+        tasks.append(Task(bucket, call, o, present, clock, due, said, waits, statistic, scope))
     return tasks
 
 

@@ -71,6 +71,25 @@ def test_train_takes_any_keyword_and_hides_where_the_data_lie(tmp_path, capsys):
     assert "holds a run already" in complaint(capsys, *words, *SHORT)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "muon --momentum 0.9",
+        "caspr --graft adam",
+        "klshampoo --sides right",
+        "shampoo --sides left --moment row",
+        "eshampoo --moment block --exponent 0.4",
+        "shampoo --statistics observe --exponent 1 --variant shampoo2",
+    ],
+)
+def test_train_knows_every_member_of_the_family(words, tmp_path):
+    typed = ["train", "digits-vit", "--optimizer", *words.split(), "--out", str(tmp_path / "run")]
+    assert main([*typed, *SHORT]) == 0
+    log = read_log(tmp_path / "run" / FILE_NAME)
+    assert log.finished
+    assert not log.end["diverged"]
+
+
 @pytest.mark.slow
 def test_tensorboard_gets_the_loss(tmp_path):
     words = ["train", "digits-vit", "--optimizer", "adamw", "--tensorboard", *SHORT]

@@ -30,6 +30,7 @@ OPTIONS = {
     "one side": {"frequency": 6, "tau": 0.0, "max_dim": 24, "sides": "right", "exponent": 0.4},
     "rows": {"frequency": 6, "tau": 0.0, "max_dim": 24, "moment": "row", "merge_dims": False},
     "Muon": {},
+    "observed": {"frequency": 6, "tau": 0.0, "max_dim": 24, "statistics": "observe"},
 }
 CLASSES = {
     "adaptive": "EShampoo",
@@ -38,6 +39,7 @@ CLASSES = {
     "block graft": "Shampoo",
     "one side": "EShampoo",
     "rows": "EShampoo",
+    "observed": "EShampoo",
 }
 
 
@@ -130,13 +132,20 @@ def batch(t, model, part=0, parts=1, dtype=torch.float64):
 
 
 def train(model, optimizer, steps, part=0, parts=1, inner=None):
-    """Take the steps t of a range on a part of every batch."""
+    """Take the steps t of a range on a part of every batch; observations are of other batches."""
     inner = model if inner is None else inner
     dtype = next(inner.parameters()).dtype
-    for t in steps:
+
+    def differentiate(t):
         x, y = batch(t, inner, part, parts, dtype)
         optimizer.zero_grad()
         (model(x) - y).square().mean().backward()
+
+    for t in steps:
+        if optimizer.param_groups[0].get("statistics") == "observe":
+            differentiate(1000 + t)
+            optimizer.observe()
+        differentiate(t)
         optimizer.step()
 
 

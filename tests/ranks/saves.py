@@ -10,6 +10,7 @@ from problems import STEPS, full, make, optimizer, train
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 HALF = STEPS // 2 + 2
+SAVED = (*METHODS, "CASPR", "one side", "rows", "Muon", "observed")
 
 
 def state_of(model, ours, **options):
@@ -63,9 +64,9 @@ def start(world, method, steps, path):
 
 
 def save_halfway(world, folder):
-    """Runs of all methods saved at half; EShampoo's also as one plain file, and asynchronously
+    """Runs of all rows saved at half; EShampoo's also as one plain file, and asynchronously
     while training goes on. Every rank writes down which entries it has saved."""
-    for method in METHODS:
+    for method in SAVED:
         model, ours = start(world, method, range(HALF), folder / f"half-{method}")
         entries = {
             f"{p}.{name}": f"{tuple(value.shape)} {value.dtype} {type(value).__name__}"

@@ -49,7 +49,7 @@ def given(world, placements, mesh):
 @pytest.mark.ranks(2, 3, 4)
 def test_fsdp_equals_one_process(world):
     mesh, part = world.mesh(), (world.rank, world.size)
-    more = ("auto", "CASPR", "one side", "rows", "Muon")
+    more = ("auto", "CASPR", "one side", "rows", "Muon", "observed")
     methods = (*METHODS, *more) if world.size == 2 else METHODS
     found = follow(lambda model: sharded(model, mesh), part, methods)
     return found | given(world, [(Shard(0),)] * 5, mesh)

@@ -6,9 +6,19 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from one_process import EXACT, METHODS, kind_for, require, sharded, split_inside
+from one_process import EXACT, kind_for, require, sharded, split_inside
 from problems import STEPS, Parallel, feed, make, optimizer, placed, reference, tensors, train
-from saves import HALF, first_third, fresh, load_, loaded, save_halfway, second_third, state_of
+from saves import (
+    HALF,
+    SAVED,
+    first_third,
+    fresh,
+    load_,
+    loaded,
+    save_halfway,
+    second_third,
+    state_of,
+)
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -38,12 +48,12 @@ def two_thirds(worlds, tmp_path_factory):
     return folder / "two-thirds"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SAVED)
 def test_all_ranks_save_the_same_entries_with_the_same_global_shapes_and_dtypes(method, halfway):
     saved = [
         json.loads((halfway / f"entries-{method}-{rank}.json").read_text()) for rank in range(4)
     ]
-    assert len(saved[0]) > 50
+    assert len(saved[0]) > 20
     for entries in saved:
         assert entries == saved[0]
 
@@ -73,12 +83,13 @@ def test_ranks_without_a_part_of_a_parameter_have_its_entries(world):
 @pytest.mark.ranks(1, 2, 3)
 def test_a_run_saved_on_four_ranks_continues_on_fewer(world, halfway):
     """Every checkpoint in some world, EShampoo's in all."""
-    files = {"half-EShampoo": "EShampoo"}
-    files |= {
-        1: {"async": "EShampoo"},
-        2: {"half-Shampoo": "Shampoo"},
-        3: {"half-SOAP": "SOAP", "half-KLShampoo": "KLShampoo"},
+    rows = {
+        1: ("rows", "Muon"),
+        2: ("Shampoo", "CASPR", "observed"),
+        3: ("SOAP", "KLShampoo", "one side"),
     }[world.size]
+    files = {f"half-{method}": method for method in ("EShampoo", *rows)}
+    files |= {"async": "EShampoo"} if world.size == 1 else {}
     worst = 0.0
     for name, method in files.items():
         model, ours = loaded(world, halfway / name, method)

@@ -213,6 +213,7 @@ ALONE = {
     "train_amp": example("train_amp"),
     "train_switch": example("train_switch"),
     "train_groups": example("train_groups"),
+    "train_tnt": example("train_tnt"),
     "train_trainer": example("train_trainer"),
     "trainer_resumes": trainer_resumes,
     "trainer_names": trainer_names,

@@ -14,6 +14,7 @@ from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure
 from eshampoo.lab.figures.defaults import CHOICES, DEFAULTS
 from eshampoo.lab.figures.draw import draw
 from eshampoo.lab.figures.jobs import run_all
+from eshampoo.lab.figures.members import MEMBERS
 from eshampoo.lab.figures.results import add_results, stored_logs
 from eshampoo.lab.figures.table import figure_table
 from eshampoo.lab.files import made, write_atomic
@@ -64,7 +65,7 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
 
 def reproduce(known: argparse.Namespace, console: Console) -> int:
     """Carry out ``eshampoo reproduce``: the runs that are missing, the figure, its table."""
-    figures = {**FIGURES, DEFAULTS.name: DEFAULTS, CHOICES.name: CHOICES}
+    figures = {**FIGURES, DEFAULTS.name: DEFAULTS, CHOICES.name: CHOICES, **MEMBERS}
     if known.figure not in figures:
         names = ", ".join(figures)
         raise UserError(f"unknown figure {known.figure!r}; choose one of: {names}")

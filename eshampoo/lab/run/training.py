@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
+from eshampoo.engine import EigenbasisOptimizer
 from eshampoo.lab.catalogue import setting, workload
-from eshampoo.lab.data import Dataset, batch_indices, seeded
+from eshampoo.lab.data import Batch, Dataset, batch_indices, seeded
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.files import make_directory
 from eshampoo.lab.models import parameter_kinds
@@ -114,6 +115,11 @@ def _begin(run: Run, dataset: Dataset, out: Path, command: str) -> _State:
     """Make model, optimizer and log of a run at step 0."""
     row = workload(run.workload)
     chosen = setting(run)
+    if run.options.get("statistics") == "observe" and row.sampled is None:
+        raise UserError(
+            f"{row.name} has no classes to sample labels from; leave statistics at 'step', or take"
+            " a workload that classifies"
+        )
     if len(dataset) < chosen.batch:
         raise UserError(
             f"{len(dataset)} training examples are fewer than a batch of {chosen.batch}; use more"
@@ -153,6 +159,7 @@ def _step_(state: _State) -> float:
     batch = state.dataset.batch(indices, seeded(run.seed, state.step, 1))
     loaded = time.perf_counter()
     model.train()
+    observing, observing_cpu = _observe_(state, batch)
 
     def differentiate() -> float:
         loss = state.workload.loss(model, batch)
@@ -175,10 +182,10 @@ def _step_(state: _State) -> float:
             "step": state.step,
             "loss": loss,
             "data": round(loaded - begin, 6),
-            "forward_backward": round(differentiated - loaded, 6),
-            "optimizer": round(updated - differentiated, 6),
+            "forward_backward": round(differentiated - loaded - observing, 6),
+            "optimizer": round(updated - differentiated + observing, 6),
             "cpu": round(updated_cpu - begin_cpu, 6),
-            "cpu_optimizer": round(updated_cpu - differentiated_cpu, 6),
+            "cpu_optimizer": round(updated_cpu - differentiated_cpu + observing_cpu, 6),
             "computations": computations(optimizer),
         }
     )
@@ -190,6 +197,23 @@ def _step_(state: _State) -> float:
     state.logging += time.perf_counter() - updated
     _evaluate_(state)
     return loss
+
+
+def _observe_(state: _State, batch: Batch) -> tuple[float, float]:
+    """Let statistics that are to be observed see labels of the model; wall and CPU seconds of it.
+
+    Forward and backward passes do not count: they are not the optimizer's.
+    """
+    if state.run.options.get("statistics") != "observe":
+        return 0.0, 0.0
+    assert isinstance(state.optimizer, EigenbasisOptimizer)
+    assert state.workload.sampled is not None
+    loss = state.workload.sampled(state.model, batch, seeded(state.run.seed, state.step, 2))
+    state.optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    state.optimizer.observe()
+    return time.perf_counter() - begin, time.process_time() - begin_cpu
 
 
 def _apply_schedules_(state: _State) -> None:

@@ -11,6 +11,7 @@ from eshampoo.lab.cli import main
 from eshampoo.lab.figures import jobs
 from eshampoo.lab.figures import reproduce as reproduce_module
 from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure, Panel
+from eshampoo.lab.figures.members import MEMBERS
 from eshampoo.lab.figures.reproduce import plan, repeated, scaled_frequency, write_figure
 from eshampoo.lab.figures.results import add_results, stored_logs
 from eshampoo.lab.run.runlog import FILE_NAME, read_log, read_records
@@ -53,17 +54,17 @@ def results():
     return stored_logs(ROOT / "results", runs)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("figure", [*FIGURES.values(), *MEMBERS.values()], ids=lambda f: f.name)
 @pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
-def test_every_run_of_every_figure_has_options_that_its_optimizer_takes(name, scale):
-    points = plan(FIGURES[name], scale, None, None)
-    assert {point.panel for point in points} == set(range(len(FIGURES[name].panels)))
+def test_every_run_of_every_figure_has_options_that_its_optimizer_takes(figure, scale):
+    points = plan(figure, scale, None, None)
+    assert {point.panel for point in points} == set(range(len(figure.panels)))
     if scale == "paper":  # shorter runs may scale two frequencies to the same one
         labels = {
             (point.panel, point.curve.label, point.runs[0].options.get("lr")) for point in points
         }
         assert len(labels) == len(points)
-        for panel in range(len(FIGURES[name].panels)):
+        for panel in range(len(figure.panels)):
             runs = [point.runs[0].name for point in points if point.panel == panel]
             assert len(set(runs)) == len(runs)
 

@@ -91,3 +91,18 @@ def test_scheduled_options_follow_the_share_of_the_run(tmp_path):
     assert late > 5 * early
     with pytest.raises(UserError, match="cannot read the schedule"):
         scheduled("x@0.5", 0)
+
+
+def test_observed_statistics_see_labels_that_are_sampled_from_the_model(tmp_path):
+    options = {"statistics": "observe", "optimizer": "shampoo"}
+    log = trained(tiny(**options), tmp_path / "a")
+    again = trained(tiny(**options), tmp_path / "b")
+    other = trained(tiny("shampoo"), tmp_path / "c")
+    assert log.end["final_loss"] == again.end["final_loss"] != other.end["final_loss"]
+    assert log.end["computations"] == other.end["computations"] > 0
+
+
+def test_labels_are_sampled_only_where_there_are_classes(tmp_path):
+    run = tiny("eshampoo", workload="molecules-gnn", statistics="observe")
+    with pytest.raises(UserError, match="molecules-gnn has no classes"):
+        training.train(run, None, tmp_path)
