@@ -17,7 +17,7 @@ from .methods import Method
 from .options import Options, described, offered
 from .report import FactorReport, reports
 from .state import binding, checkpoint
-from .state.blocks import Failure, is_sharded
+from .state.blocks import is_sharded
 from .state.bucket import Batch, Bucket, batches, remember_, remembered
 from .state.build import build
 from .step.nonfinite import ask, check_gradients, warn_of
@@ -46,6 +46,7 @@ class EigenbasisOptimizer(Optimizer):
         self._forget()
         self._ready = False  # until all groups are there
         self._warned = False  # of gradients that were skipped
+        self._begun = False  # whether a step was taken or a state loaded
         self._calls = self.method.start  # of step(), the same on all ranks
         defaults = {name: getattr(options, name) for name in offered(self.options)}
         self.options.of(defaults)  # refused before parameters are looked at, as in torch
@@ -164,7 +165,7 @@ class EigenbasisOptimizer(Optimizer):
     @torch.no_grad()
     def _rebind(self) -> None:
         """Take the state along to the tensors that are there now; nothing changes if refused."""
-        heir_of = binding.heirs(self._bond, binding.as_lists_(self.param_groups))
+        heir_of = binding.heirs(self._bond, binding.as_lists_(self.param_groups), self._begun)
         edits = binding.read_edits(self._bond, self.state, heir_of)
         edits.take_()
         if edits.afresh or not self._same_tensors():
@@ -225,6 +226,9 @@ class EigenbasisOptimizer(Optimizer):
             team.lay_out_gradient(p)
         check_gradients(self.param_groups, options, self._teams, self._names)
         tasks = plan(self._buckets, options, ask(self._voters, options))
+        if not self._begun:
+            self._begun = True
+            binding.warn_if_flat(self._buckets, self._names())
         self._calls += 1
         devices = {batch.step.device.type for batch in self._batches}
         with guarded(devices, any(o.precision == "highest" for o in options)):
@@ -233,7 +237,10 @@ class EigenbasisOptimizer(Optimizer):
             self._warned = True
             warn_of(skipped, self._names())
         if self._teams:
-            failures = self._everyones(failures, options)
+            from .ranks.team import everyones  # imported already
+
+            asked = {b.route.team for b in self._buckets if options[b.group].checks_at(self._calls)}
+            failures = everyones(failures, self._teams, asked)
         if failures:
             raise_for(failures, self._names())
         return loss
@@ -249,22 +256,6 @@ class EigenbasisOptimizer(Optimizer):
                 o.check_shapes(shapes)
             self._said, self._read = said, read
         return self._read
-
-    def _everyones(self, failures: Sequence[Failure], options: Sequence[Options]) -> list[Failure]:
-        """What to raise now: at the steps of checks, ranks tell each other of shared blocks.
-
-        Gradients that were skipped delay the checks of their blocks, which only the owner knows; so
-        all ranks count calls, and what failed in between waits.
-        """
-        found = [failure for failure in failures if failure[0] not in self._teams]
-        for failure in failures:
-            if failure[0] in self._teams:
-                self._teams[failure[0]].unreported.append(failure)
-        due = {b.route.team for b in self._buckets if options[b.group].checks_at(self._calls)}
-        for team in dict.fromkeys(self._teams.values()):
-            if team in due:
-                found += team.everyones_failures([p for p, t in self._teams.items() if t is team])
-        return found
 
     # ---------------------------------------------------------------- reports
 
@@ -309,8 +300,9 @@ class EigenbasisOptimizer(Optimizer):
         for group, shapes in zip(groups, self._shapes, strict=True):
             self.options.of(group).check_shapes(shapes)
         loaded = checkpoint.read_state(state_dict, self._parameters(), self._buckets, self._names())
-        self.param_groups = groups
+        self.param_groups, self._begun = groups, True
         if loaded.adam:
+            binding.warn_if_flat(self._buckets, self._names())
             checkpoint.fill_from_adam_(self._buckets, loaded.state)
         else:
             checkpoint.fill_(self._buckets, loaded.state, self.state)
@@ -334,13 +326,13 @@ class EigenbasisOptimizer(Optimizer):
             self._lent = state  # tensors on their way to a new process must live until it starts
         history = [bucket.counters.history for bucket in self._buckets]
         own = {"defaults": self.defaults, "param_groups": self.param_groups}
-        return {**own, "state": state, "history": history}
+        return {**own, "state": state, "history": history, "begun": self._begun}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         values, history = state["state"], state["history"]
         own = {name: state[name] for name in ("defaults", "param_groups")}
         super().__setstate__({**own, "state": defaultdict(dict)})
-        self._warned, self._calls = False, self.method.start
+        self._warned, self._begun, self._calls = False, state["begun"], self.method.start
         self._build_all()
         own_values = {p: v for p, v in values.items() if isinstance(p, Tensor)}
         checkpoint.fill_(self._buckets, own_values, self.state)

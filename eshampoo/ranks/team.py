@@ -1,6 +1,7 @@
 """Teams: the ranks that share the work on some parameters, and who owns what."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from math import prod
 from typing import final
 
@@ -103,6 +104,24 @@ class Team:
             for mode, in_a_row in enumerate(row)
             if in_a_row > 0
         ]
+
+
+def everyones(
+    failures: Sequence[Failure], teams: Mapping[Tensor, Team], asked: AbstractSet[Team | None]
+) -> list[Failure]:
+    """What to raise now: at the steps of checks, the teams that are `asked` tell of shared blocks.
+
+    Gradients that were skipped delay the checks of their blocks, which only the owner knows; so
+    all ranks count calls, and what failed in between waits.
+    """
+    found = [failure for failure in failures if failure[0] not in teams]
+    for failure in failures:
+        if failure[0] in teams:
+            teams[failure[0]].unreported.append(failure)
+    for team in dict.fromkeys(teams.values()):
+        if team in asked:
+            found += team.everyones_failures([p for p, t in teams.items() if t is team])
+    return found
 
 
 def cost(shape: Sequence[int], modes: Sequence[int]) -> float:
