@@ -107,7 +107,7 @@ class Team:
 
 
 def everyones(
-    failures: Sequence[Failure], teams: Mapping[Tensor, Team], asked: AbstractSet[Team | None]
+    failures: Sequence[Failure], teams: Mapping[Tensor, Team], asked: AbstractSet[object]
 ) -> list[Failure]:
     """What to raise now: at the steps of checks, the teams that are `asked` tell of shared blocks.
 
