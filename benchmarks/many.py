@@ -2,7 +2,8 @@
 
     python -m benchmarks.many [--counts 2500 5000 10000]
 
-Times are CPU seconds, the best of three; all of them come from one process, so that their ratios mean something.
+Times are CPU seconds, the best of three; all come from one process, so that their ratios mean
+something.
 """
 
 import argparse
