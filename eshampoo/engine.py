@@ -43,6 +43,7 @@ class EigenbasisOptimizer(Optimizer):
         self._forget()
         self._ready = False  # until all groups are there
         self._warned = False  # of gradients that were skipped
+        self._begun = False  # whether a step was taken or a state loaded
         self._calls = {"step": self.method.start, "observe": 0}  # the same on all ranks
         defaults = {name: getattr(options, name) for name in offered(self.options)}
         self.options.of(defaults)  # refused before parameters are looked at, as in torch
@@ -161,7 +162,7 @@ class EigenbasisOptimizer(Optimizer):
     @torch.no_grad()
     def _rebind(self) -> None:
         """Take the state along to the tensors that are there now; nothing changes if refused."""
-        heir_of = binding.heirs(self._bond, binding.as_lists_(self.param_groups))
+        heir_of = binding.heirs(self._bond, binding.as_lists_(self.param_groups), self._begun)
         edits = binding.read_edits(self._bond, self.state, heir_of)
         edits.take_()
         if edits.afresh or not self._same_tensors():
@@ -240,6 +241,9 @@ class EigenbasisOptimizer(Optimizer):
         check_gradients(self.param_groups, options, self._teams, self._names)
         verdicts = ask(self._voters, options) if call == "step" else {}
         tasks = plan(call, self._buckets, options, verdicts)
+        if not self._begun:
+            self._begun = True
+            binding.warn_if_flat(self._buckets, self._names())
         self._calls[call] += 1
         devices = {batch.step.device.type for batch in self._batches}
         with guarded(devices, any(o.precision == "highest" for o in options)):
@@ -312,7 +316,9 @@ class EigenbasisOptimizer(Optimizer):
         for group, shapes in zip(groups, self._shapes, strict=True):
             self.options.of(group).check_shapes(shapes)
         loaded = checkpoint.read_state(state_dict, self._parameters(), self._buckets, self._names())
-        self.param_groups = groups
+        self.param_groups, self._begun = groups, True
+        if loaded.adam:
+            binding.warn_if_flat(self._buckets, self._names())
         checkpoint.take_over_(self._buckets, loaded, self.state)
         self._bond = binding.bind(self.param_groups, self.state)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
@@ -331,13 +337,14 @@ class EigenbasisOptimizer(Optimizer):
             self._lent = state  # tensors on their way to a new process must live until it starts
         history = [bucket.counters.history for bucket in self._buckets]
         own = {"defaults": self.defaults, "param_groups": self.param_groups}
-        return {**own, "state": state, "history": history}
+        return {**own, "state": state, "history": history, "begun": self._begun}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         values, history = state["state"], state["history"]
         own = {name: state[name] for name in ("defaults", "param_groups")}
         super().__setstate__({**own, "state": defaultdict(dict)})
-        self._warned, self._calls = False, {"step": self.method.start, "observe": 0}
+        self._warned, self._begun = False, state["begun"]
+        self._calls = {"step": self.method.start, "observe": 0}
         self._build_all()
         own_values = {p: v for p, v in values.items() if isinstance(p, Tensor)}
         checkpoint.fill_(self._buckets, own_values, self.state)

@@ -85,7 +85,7 @@ POSITIVE_OR_NONE = Rule(
     lambda v: v is None or 0 < number(v) < math.inf, "it must be None or more than 0"
 )
 SHARE_OR_NONE = Rule(lambda v: v is None or SHARE.holds(v), SHARE.words)
-LR = Rule(_is_lr, "it must be at least 0, and a tensor must have one element", plain_unless_tensor)
+LR = Rule(_is_lr, "it must be at least 0, and a Tensor lr must be 1-element", plain_unless_tensor)
 PAIR = Rule(lambda v: isinstance(v, tuple | list) and len(v) == 2, "it must be a pair (β1, β2)")
 TAU = Rule(
     lambda v: callable(v) or number(v) >= 0,

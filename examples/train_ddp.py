@@ -67,6 +67,7 @@ def main() -> None:
                 torch.save({"model": net.state_dict(), "optimizer": state, "step": step + 1}, new)
                 new.replace(path)  # never half a file
                 print(f"step {step + 1} loss {loss.item():.4f}")
+    dist.barrier()  # nobody closes its connections while another rank still reads from them
     dist.destroy_process_group()
 
 

@@ -98,6 +98,7 @@ def main() -> None:
             save({"model": weights, "optimizer": state}, checkpoint_id=folder)
             if rank == 0:
                 print(f"step {step + 1} loss {loss.item():.4f}")
+    dist.barrier()  # nobody closes its connections while another rank still reads from them
     dist.destroy_process_group()
 
 

@@ -39,6 +39,7 @@ def main() -> None:
         losses.append(loss.item())
     if dist.get_rank() == 0:
         print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
+    dist.barrier()  # nobody closes its connections while another rank still reads from them
     dist.destroy_process_group()
 
 

@@ -28,3 +28,19 @@ def test_a_compiled_step_has_the_same_bits_no_graph_and_is_not_compiled_again():
     assert_same(*runs)
     assert counters["stats"]["unique_graphs"] == 0
     assert frames[-1] == frames[len(grads) + 1]  # nothing was compiled after the second step
+
+
+@pytest.mark.slow
+def test_a_compiled_step_breaks_the_graph_once_and_never_again():
+    tensors, grads = problem([(4, 3), (3,)], 4)
+    torch._dynamo.reset()
+    counters.clear()
+    params = parameters(tensors)
+    step = torch.compile(EShampoo(params, frequency=2).step, backend="eager")
+    frames = []
+    for each in grads:
+        feed(params, each)
+        step()
+        frames.append(counters["frames"]["total"])
+    assert list(counters["graph_break"].values()) == [1]
+    assert frames == frames[:1] * len(grads)

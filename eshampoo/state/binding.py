@@ -5,6 +5,7 @@ found out at the next call, and the state follows or the call is refused.
 """
 
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
@@ -21,6 +22,9 @@ from .state import is_own
 # What may change about a tensor that stays the same object.
 LOOKS = tuple(map(attrgetter, ("__class__", "shape", "dtype", "device")))
 PLACEMENT = attrgetter("placements", "device_mesh")
+
+# The length of a vector that is no bias and no norm of a model, but a model that was flattened.
+FLAT = 1 << 16
 
 Look = tuple["attrgetter[Any]", list[Tensor], list[Any]]  # how, at which tensors, what was seen
 
@@ -130,11 +134,33 @@ def check_materialised(bond: Bond) -> None:
         )
 
 
-def heirs(bond: Bond, now: Sequence[Sequence[Tensor]]) -> dict[Tensor, Tensor]:
+def warn_if_flat(buckets: Sequence[Bucket], names: Mapping[Tensor, str]) -> None:
+    """Tell the user of a model that was flattened: all are vectors, some longer than any bias.
+
+    The rule is about parameters, so ranks that own nothing find what the others find. Matrices
+    without a basis (matrices="adam") were asked for.
+    """
+    params = [p for bucket in buckets for p in bucket.parameters]
+    long = [p for p in params if p.numel() >= FLAT]
+    if not long or not all(bucket.elementwise for bucket in buckets):
+        return
+    if any(sum(size != 1 for size in p.shape) > 1 for p in params):
+        return
+    warnings.warn(
+        f"nothing here has a basis, so this is AdamW: all {len(params)} parameters are vectors, "
+        f"among them {called(long[0], names)}. A framework has flattened the model (DeepSpeed "
+        "ZeRO, FSDP1), and rows and columns of its matrices are lost. Give the optimizer the "
+        "matrices: shard with FSDP2, or DDP with process_group=",
+        stacklevel=2,
+    )
+
+
+def heirs(bond: Bond, now: Sequence[Sequence[Tensor]], begun: bool) -> dict[Tensor, Tensor]:
     """For each tensor the one whose state it takes along; those that start afresh are left out.
 
     A tensor that was there before keeps its state. One that is new stands where another one stood
-    that is gone, or nothing is gone: otherwise nobody knows which one it replaces.
+    that is gone, or nothing is gone: otherwise nobody knows which one it replaces. Before the run
+    has begun there is nothing to lose, and such tensors start afresh.
     """
     before = bond.groups if len(bond.groups) == len(now) else [list(chain(*bond.groups))]
     now = now if len(bond.groups) == len(now) else [list(chain(*now))]
@@ -146,6 +172,8 @@ def heirs(bond: Bond, now: Sequence[Sequence[Tensor]]) -> dict[Tensor, Tensor]:
         places = zip(was, present, strict=False)
         pairs = {q: p for p, q in places if p in gone and q not in bond.shapes}
         if gone and new and (len(was) != len(present) or len(pairs) < len(new)):
+            if not begun:
+                continue
             listed = ", ".join(called(p, bond.names) for p in was if p in gone)
             raise ValueError(
                 f"the param groups no longer have {listed}, and have new tensors elsewhere; "
@@ -153,6 +181,8 @@ def heirs(bond: Bond, now: Sequence[Sequence[Tensor]]) -> dict[Tensor, Tensor]:
                 "first and add others with add_param_group()"
             )
         found |= pairs
+    if not begun:
+        return {q: p for q, p in found.items() if q.shape == bond.shapes[p]}
     for q, p in found.items():
         if q.shape != bond.shapes[p]:
             raise ValueError(

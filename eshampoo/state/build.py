@@ -27,10 +27,11 @@ def build(
 ) -> list[Bucket]:
     """Cut parameters into blocks, and stack those of one row, shape, dtype, device and team."""
     members: dict[tuple[Any, ...], list[Block]] = defaultdict(list)
+    without_basis = method.without_basis()
     for p in params:
         sides = method.sides(p.shape, o)
         joined, modes = sides
-        row, team = (method, teams.get(p)) if joined else (method.without_basis(), None)
+        row, team = (method, teams.get(p)) if joined else (without_basis, None)
         dtype = torch.promote_types(p.dtype, torch.float32)
         for block in cut(p, sides, o, names):
             members[row, block.shape, modes, dtype, p.device, team].append(block)

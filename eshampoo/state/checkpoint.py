@@ -154,7 +154,8 @@ def read_state(
     state, groups = state_dict["state"], state_dict["param_groups"]
     indices = [index for group in groups for index in group["params"]]
     given = {p: state[i] for p, i in zip(params, indices, strict=True) if i in state}
-    others = {key: value for key, value in state.items() if key not in {*indices}}
+    known = set(indices)
+    others = {key: value for key, value in state.items() if key not in known}
     if all("method" not in group for group in groups):
         check_values(given, groups, params, names)
         _check_adam(given, buckets, names)

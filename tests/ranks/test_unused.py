@@ -1,5 +1,7 @@
 """Parameters that some ranks, or all, do not use in a step."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +9,8 @@ from one_process import EXACT, METHODS, SOME, replicas_agree, require
 from problems import STEPS, batch, make, optimizer
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+
+from eshampoo import EShampoo
 
 
 class Branches(nn.Module):
@@ -83,3 +87,14 @@ def test_parameters_unused_under_fsdp_move_as_in_one_process(world):
         return fully_shard(model, mesh=world.mesh())
 
     return unused(build, lambda t, rank: branches(t, 0), world)
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_owns_no_basis_does_not_take_the_model_for_a_flat_one(world):
+    params = [nn.Parameter(torch.ones(1 << 16)), nn.Parameter(torch.eye(3))]
+    ours = EShampoo(params, process_group=dist.group.WORLD)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours.step()

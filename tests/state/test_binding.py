@@ -403,3 +403,59 @@ def test_dictionaries_that_are_exchanged_for_equal_ones_change_nothing():
     run(two, others, grads)
     assert_same([p.detach() for p in params], [q.detach() for q in others])
     assert two.state[others[0]]["exp_avg"] is views
+
+
+# A model that was flattened -----------------------------------------------------------------------
+
+
+def flattened_by_zero(optimizer):
+    """What DeepSpeed does to the param groups: one vector of everything, in each."""
+    for group in optimizer.param_groups:
+        vector = nn.Parameter(torch.cat([p.detach().flatten() for p in group["params"]]))
+        vector.grad = torch.ones_like(vector)
+        group["params"] = [vector]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"FullMatrixAdam"}))
+def test_a_model_that_was_flattened_warns_once(method):
+    net = nn.Sequential(nn.Linear(256, 255), nn.Linear(255, 256))
+    optimizer = METHODS[method](net.named_parameters())
+    flattened_by_zero(optimizer)
+    with pytest.warns(UserWarning, match=r"AdamW.*\(131071,\).*FSDP2") as found:
+        optimizer.step()
+    assert len(found) == 1
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    copy.deepcopy(optimizer).step()
+
+
+def test_a_run_that_goes_on_with_a_flat_model_does_not_warn_again():
+    p = nn.Parameter(torch.ones(1 << 16))
+    p.grad = torch.ones_like(p)
+    optimizer, adamw = EShampoo([p]), torch.optim.AdamW([p])
+    with pytest.warns(UserWarning, match="AdamW"):
+        optimizer.step()
+    resumed = EShampoo([p])
+    resumed.load_state_dict(optimizer.state_dict())
+    resumed.step()
+    adamw.step()
+    switched = EShampoo([p])
+    with pytest.warns(UserWarning, match="AdamW"):
+        switched.load_state_dict(adamw.state_dict())
+    switched.step()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options"),
+    [
+        ([(4096,), (5, 1)], {}),  # biases
+        ([(1 << 16,), (3, 3)], {}),  # a matrix has a basis
+        ([(1 << 16,), (300, 300)], {"matrices": "adam"}),  # it was asked for
+    ],
+)
+def test_models_that_were_not_flattened_do_not_warn(shapes, options):
+    params = parameters([torch.ones(shape) for shape in shapes])
+    optimizer = EShampoo(params, **options)
+    feed(params, [torch.ones(shape) for shape in shapes])
+    optimizer.step()

@@ -1,0 +1,106 @@
+"""What torch's own tests ask of every optimizer and the other files here do not.
+
+Found by running its `TestOptimRenewed` with our classes (docs/reliability.md).
+"""
+
+import copy
+
+import pytest
+import torch
+from cases import METHODS, assert_same, feed, parameters, problem, run, trained
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+SHAPES = [(4, 3), (3,)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_learning_rate_is_refused_before_the_parameters_are_looked_at(method):
+    with pytest.raises(ValueError, match="Tensor lr must be 1-element"):
+        METHODS[method](None, lr=torch.tensor([1e-3, 1e-3]))
+    with pytest.raises(ValueError, match="lr=-1"):
+        METHODS[method](None, lr=-1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_names_are_given_for_all_parameters_or_for_none(method):
+    p, q = parameters([torch.ones(2, 2), torch.ones(2, 2)])
+    with pytest.raises(ValueError, match="Some param names are missing"):
+        METHODS[method]([("weight", p), q])
+    optimizer = METHODS[method]([("weight", p)])
+    with pytest.raises(ValueError, match="with/without names"):
+        optimizer.add_param_group({"params": [q]})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_state_loads_from_bare_into_named_parameters_and_back(method):
+    optimizer, params, grads = trained(method, SHAPES, 3)
+    twins = parameters([p.detach().clone() for p in params])
+    named = METHODS[method]([(f"p{i}", p) for i, p in enumerate(twins)])
+    named.load_state_dict(optimizer.state_dict())
+    assert named.param_groups[0]["param_names"] == ["p0", "p1"]
+    optimizer.load_state_dict(named.state_dict())
+    run(optimizer, params, grads)
+    run(named, twins, grads)
+    assert_same([*params], [*twins])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_state_from_before_an_option_existed_takes_the_option_of_the_optimizer(method):
+    optimizer, params, grads = trained(method, SHAPES, 2, maximize=True)
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:
+        del group["maximize"], group["nonfinite"]
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["maximize"] is True
+    run(optimizer, params, grads)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gradient_of_zeros_moves_nothing_without_weight_decay(method):
+    tensors, _ = problem(SHAPES, 1)
+    params = parameters(tensors)
+    optimizer = METHODS[method](params, weight_decay=0.0)
+    run(optimizer, params, [[torch.zeros_like(p) for p in params]] * 3)
+    assert_same([p.detach() for p in params], tensors)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_copy_has_the_public_attributes_of_the_original(method):
+    optimizer, _, _ = trained(method, SHAPES, 1)
+    public = {name for name in vars(optimizer) if not name.startswith("_")}
+    assert public == {name for name in vars(copy.deepcopy(optimizer)) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_prints_its_groups(method):
+    optimizer = METHODS[method](parameters([torch.ones(2, 2)]), lr=0.25)
+    assert "lr: 0.25" in repr(optimizer)
+    assert repr(optimizer).startswith(type(optimizer).__name__)
+
+
+def test_hooks_of_all_optimizers_run_around_those_of_one():
+    optimizer, params, grads = trained("EShampoo", SHAPES, 1)
+    ran = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda *_: ran.append("all, before")),
+        optimizer.register_step_pre_hook(lambda *_: ran.append("one, before")),
+        optimizer.register_step_post_hook(lambda *_: ran.append("one, after")),
+        register_optimizer_step_post_hook(lambda *_: ran.append("all, after")),
+    ]
+    feed(params, grads[0])
+    optimizer.step()
+    for handle in handles:
+        handle.remove()
+    optimizer.step()
+    assert ran == ["all, before", "one, before", "one, after", "all, after"]
+
+
+def test_a_param_group_twice_in_the_list_is_refused():
+    # Torch takes it, and moves its parameters twice in a step.
+    optimizer, _, _ = trained("EShampoo", SHAPES, 1)
+    optimizer.param_groups.extend(optimizer.param_groups)
+    with pytest.raises(ValueError, match="more than one param group"):
+        optimizer.state_dict()
