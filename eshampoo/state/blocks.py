@@ -3,13 +3,13 @@
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import compress
-from math import prod
+from math import prod, sqrt
 from typing import NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
 
-from ..math.foreach import foreach_add_, foreach_copy_
+from ..math.foreach import foreach_add_, foreach_copy_, foreach_norm
 from .state import State
 
 # A rectangle in a parameter: one slice per dimension, with start and stop.
@@ -61,6 +61,24 @@ def is_sharded(tensor: Tensor) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def largest(dtype: torch.dtype) -> float:
+    """What the norm of a gradient must stay below, so that its squares do not overflow."""
+    return sqrt(torch.finfo(dtype).max)
+
+
+def held_sizes(params: Sequence[Tensor]) -> Tensor:
+    """‖G‖ of what this rank holds of each gradient, as a share of the largest that is admitted [P].
+
+    0 where there is no gradient; NaN or Inf where it is not finite.
+    """
+    held = [p.new_zeros(1) if p.grad is None else local(p.grad) for p in params]
+    # In the precision of the state.
+    held = [g.to(torch.promote_types(g.dtype, torch.float32)) for g in held]
+    norms = foreach_norm([g if g.numel() > 0 else g.new_zeros(1) for g in held])
+    place = held[0].device
+    return torch.stack([n.to(place, torch.float64) / largest(n.dtype) for n in norms])
 
 
 def called(p: Tensor, names: Mapping[Tensor, str]) -> str:

@@ -64,6 +64,17 @@ def test_with_raise_every_rank_raises_and_nothing_changes(world):
         assert named[bad][0] in str(error), error
         assert all(torch.equal(b, full(p)) for b, p in zip(before, params, strict=True))
         alike(str(error))
+    # Finite everywhere, but the squares overflow: on one rank, or only in the sum over all.
+    for size, ranks in ((1e200, 1), (1.1e154, 4)):
+        for bad, p in enumerate(params[:2]):
+            feed(params, grads[1])
+            if world.rank < ranks:
+                p.grad.to_local().view(-1)[:1] = size
+            with expect(FloatingPointError) as error:
+                ours.step()
+            assert named[bad][0] in str(error), error
+            alike(str(error))
+            assert all(torch.equal(b, full(p)) for b, p in zip(before, params, strict=True))
     feed(params, grads[1])
     ours.step()
 

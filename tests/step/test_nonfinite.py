@@ -252,6 +252,32 @@ def test_raise_names_the_parameters_and_changes_nothing(method, blocks):
         assert torch.equal(a.detach(), b.detach())
 
 
+@skips
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(4, 4), (6,), ()])
+@pytest.mark.parametrize("method", METHODS)
+def test_raise_refuses_what_skip_would_skip(method, shape, dtype):
+    """Also a finite gradient whose squares overflow, and nothing below."""
+    tensors, grads = problem([shape, (3, 3)], 4)
+    limit = torch.finfo(dtype).max ** 0.5
+    for size, refused in [(1e10 * limit, True), (1.01 * limit, True), (0.99 * limit, False)]:
+        large = [g / torch.linalg.vector_norm(g) * size for g in grads[3]]
+        for rule in ("skip", "raise"):
+            params = parameters(tensors, dtype)
+            optimizer = METHODS[method](params, **{**OPTIONS[method], "nonfinite": rule})
+            run(optimizer, params, grads[:3])
+            before = snapshot(optimizer)
+            feed(params, [large[0], None])
+            if rule == "raise" and refused:
+                with pytest.raises(FloatingPointError, match="squares overflow"):
+                    optimizer.step()
+                assert_same(before, snapshot(optimizer))
+            else:
+                optimizer.step()
+                assert torch.equal(before[0][0], params[0].detach()) == refused
+                assert all(v.isfinite().all() for v in optimizer.state[params[0]].values())
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_propagate_lets_the_gradient_through(method):
     tensors, grads = problem([(4, 4), (4, 4)], 3)
