@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..math.linalg import per_block
+from ..math.linalg import BITS, per_block
 from ..options import Options
-from ..state.blocks import called, held_sizes, largest
+from ..state.blocks import called, held_sizes
 from ..state.bucket import Bucket
 
 if TYPE_CHECKING:
     from ..ranks.team import Team
-
-# Whole numbers as wide as those of the state.
-BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 # What ranks say of the gradient of a parameter, beside 0 for "fine".
 MISSING, NOT_FINITE = 2, 1
@@ -40,9 +37,8 @@ def admit_(
     if o.nonfinite == "skip":
         norms = [torch.linalg.vector_norm(G.flatten(1), dim=1) for G in grads]
         norm = torch.cat(norms) if len(norms) > 1 else norms[0]
-        finite = norm < largest(norm.dtype)  # NaN is not
+        finite = norm < math.sqrt(torch.finfo(norm.dtype).max)  # NaN is not
         some = norm > math.sqrt(torch.finfo(norm.dtype).tiny)
-        # Of the bits, because 0 · NaN is NaN; masked_fill_ takes five times as long.
         bits = BITS[norm.dtype]
         keep = (finite & some).to(bits).split([len(G) for G in grads])
         for G, kept in zip(grads, keep, strict=True):

@@ -94,7 +94,7 @@ def coefficients(
         share(beta3, moving),
         bias1,
         gain,
-        epsilon(gain, bias1) * max(o.eps, 1e-30),
+        epsilon(gain, bias1) * o.least_eps,
         (moving * -o.lr).to(live.dtype),
     )
 

@@ -43,6 +43,23 @@ def test_a_bad_entry_in_one_shard_stops_its_block_everywhere(world):
     return worst
 
 
+@pytest.mark.ranks(2)
+def test_a_skipped_parameter_keeps_its_zeros_and_infinities_on_every_rank(world):
+    values, grads = tensors([(9, 9), (7,)], 3)
+    for value in values:
+        value.view(-1)[:3] = torch.tensor([-0.0, -float("inf"), float("nan")])
+    for way in ((Shard(0),), None):
+        params = placed(values, [way] * 2, world.mesh())
+        group = dist.group.WORLD if way is None else None
+        ours = optimizer("EShampoo", params, eps=0.0, process_group=group)
+        before = [full(p).view(torch.int64).clone() for p in params]
+        for step in grads:
+            feed(params, [G * float("nan") for G in step])
+            ours.step()
+            after = [full(p).view(torch.int64) for p in params]
+            assert all(map(torch.equal, before, after))
+
+
 @pytest.mark.ranks(4)
 def test_with_raise_every_rank_raises_and_nothing_changes(world):
     """On every rank alike, with nothing changed; also if the entry is in one rank's shard."""
