@@ -115,7 +115,13 @@ def average_(average: Tensor, value: Tensor, beta: float, share: Tensor) -> None
     if beta < 1:
         average.lerp_(value, share)
     else:
-        average.addcmul_(value, share)
+        add_(average, value, share)
+
+
+def add_(total: Tensor, value: Tensor, share: Tensor) -> None:
+    """X ← X + share · value, up to the largest number whose sum over a row does not overflow."""
+    limit = torch.finfo(total.dtype).max / total.shape[-1]
+    total.addcmul_(value, share).clamp_(-limit, limit)
 
 
 def average_gram_(factor: Tensor, X: Tensor, mode: int, beta: float, share: Tensor) -> None:

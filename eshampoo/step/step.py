@@ -14,8 +14,9 @@ from ..state.blocks import Part
 from ..state.bucket import Batch, Bucket
 from .grafting import compare_, rescale_, see_, sum_over_parameters_
 from .nonfinite import admit_, believe_
-from .phases import SETTLE_EVERY, Coefficients, coefficients, direction_, observe_, settle_
+from .phases import Coefficients, coefficients, direction_, observe_
 from .refresh import refresh_
+from .settling import SETTLE_EVERY, settle_
 from .task import Compared, Outcome, Task, Work
 
 
@@ -56,7 +57,7 @@ def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     for task in tasks:
         task.bucket.route.depart(unfinished=True)
     for task in tasks:
-        task.bucket.route.arrive_(task.options.lr * task.options.weight_decay)
+        task.bucket.route.arrive_(task.options.rate * task.options.weight_decay)
     return outcome
 
 
@@ -129,5 +130,5 @@ def deliver_(task: Task, part: Part, U: Tensor, c: Coefficients) -> None:
     """W ← W − α (U + λW), here or on the ranks that hold W."""
     bucket, o, here = task.bucket, task.options, task.present[part.start : part.stop]
     if bucket.method.decay == "after" and o.weight_decay != 0:
-        U.mul_(1 - o.lr * o.weight_decay)
+        U.mul_(1 - o.rate * o.weight_decay)
     bucket.route.deliver_(part, U, c.pace, c.moving, here, o.weight_decay)
