@@ -225,10 +225,10 @@ class EigenbasisOptimizer(Optimizer):
             team.lay_out_gradient(p)
         check_gradients(self.param_groups, options, self._teams, self._names)
         tasks = plan(self._buckets, options, ask(self._voters, options))
-        self._calls += 1
         devices = {batch.step.device.type for batch in self._batches}
         with guarded(devices, any(o.precision == "highest" for o in options)):
             failures, skipped = take_step(tasks, self._batches)
+        self._calls += 1
         if skipped and not self._warned:
             self._warned = True
             warn_of(skipped, self._names())

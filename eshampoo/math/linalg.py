@@ -71,9 +71,10 @@ def rotate_(X: Tensor, matrices: Matrices, transposed: Matrices) -> Tensor:
     return X if Y is X else X.copy_(Y)
 
 
-def turn_(X: Tensor, mode: int, V: Tensor, subset: Tensor | None) -> None:
-    """X ← X ×_i Vᵀ; V acts on the coordinates `subset` [N, s] only, if there are such."""
-    put_(X, mode_product(take(X, subset, mode), V, mode), subset, mode)
+def turned(X: Tensor, mode: int, V: Tensor, subset: Tensor | None) -> Tensor:
+    """X ×_i Vᵀ; V acts on the coordinates `subset` [N, s] only, if there are such."""
+    Y = mode_product(take(X, subset, mode), V, mode)
+    return Y if subset is None else put_(X.clone(), Y, subset, mode)
 
 
 def orthonormalize(Q: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ def admit_(
     present: Tensor | None,  # [N]: which of them have a gradient; None: all
     o: Options,
 ) -> Tensor:
-    """Zero the gradients that are not finite, count the step of the others: `live` [N].
+    """Zero the gradients that are not finite, which steps of the others count: `live` [N].
 
     A gradient whose squares overflow is not finite either; one whose squares vanish is zero, so
     that it leaves no denormal numbers, which processors are slow with. The host reads nothing.
@@ -45,7 +45,6 @@ def admit_(
             G.view(bits).flatten(1).mul_(kept.unsqueeze(1))
         skipped.add_(live > finite)
         live.mul_(finite)
-    step.add_(live)
     return live
 
 

@@ -3,7 +3,7 @@
     coefficients   the numbers of Algorithm 2 that depend on t
     observe_       G̃ = Q_LᵀGQ_R, and the factors see it
     direction_     momentum and scale see G̃; U, back in parameter space (Lemma 1)
-    change_basis_  Q ← QV, and the state moves along
+    changed        Q ← QV, and what of the state moves along
 
 In what the methods differ is an argument: a cell of the table in `methods.py`. The cells of
 EShampoo are here, those of Shampoo and KL-Shampoo in `eigenvalues.py`.
@@ -14,7 +14,7 @@ for the blocks that take part in this step, and 0 for those that keep every bit 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -29,7 +29,7 @@ from ..math.linalg import (
     per_block,
     rotate_,
     take,
-    turn_,
+    turned,
 )
 from ..math.solvers import Change
 from ..options import Options
@@ -120,29 +120,27 @@ def direction_(
     return rotate_(divide_(s, G, c, o, p), *s.outward)
 
 
-def change_basis_(
-    s: State, turning: Sequence[Tensor], mode: int, change: Change, o: Options
-) -> None:
-    """Q ← QV, and what lives in the eigenbasis moves along; the factors of `s` are Λ̂."""
-    V, subset = change.V, change.subset
-    turn_(s.bases[mode], 1, V, subset)
-    s.turned.fill_(1.0)
-    s.factors[mode].copy_(change.factor)
-    for M in turning:
-        turn_(M, mode, V, subset)
+def changed(s: State, mode: int, change: Change, o: Options) -> list[tuple[Tensor, Tensor]]:
+    """Q ← QV: what of the state changes, and into what; the factors of `s` are Λ̂.
+
+    Q comes first. Nothing is written, so that all can be at once.
+    """
+    V, subset, D = change.V, change.subset, s.exp_avg_sq
+    found = [(s.bases[mode], turned(s.bases[mode], 1, V, subset))]
+    found += [(s.turned, torch.ones_like(s.turned)), (s.factors[mode], change.factor)]
+    found += [(M, turned(M, mode, V, subset)) for M in s.turning]
     if s.full is not None:
         order = s.exp_avg.dim() - 1
         A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
-        turn_(A, mode, V, subset)
-        turn_(A, order + mode, V, subset)
-    D = s.exp_avg_sq
+        found.append((A, turned(turned(A, mode, V, subset), order + mode, V, subset)))
     if D is None or D.shape[mode + 1] != s.exp_avg.shape[mode + 1]:  # a mean, which stays
-        return
+        return found
     if o.correction == "basis_aware":
         # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
-        turn_(D, mode, V.square(), subset)
-    elif turning and change.permutation is not None:
-        D.copy_(take(D, change.permutation, mode))
+        found.append((D, turned(D, mode, V.square(), subset)))
+    elif s.turning and change.permutation is not None:
+        found.append((D, take(D, change.permutation, mode)))
+    return found
 
 
 # -------------------------------------------------------------------- averages over time

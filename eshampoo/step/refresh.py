@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..math.linalg import diagonal, off_norm, off_share, orthonormalize, turn_
+from ..math.foreach import foreach_copy_
+from ..math.linalg import diagonal, off_norm, off_share, orthonormalize, turned
 from ..math.solvers import Change, eigh, least_cost, solve
 from ..state.blocks import Failure, called, together
 from ..state.bucket import Bucket
 from ..state.state import State
 from .eigenvalues import inverse_root, spectrum
 from .nonfinite import newly_skipped
-from .phases import change_basis_
+from .phases import changed
 from .task import Outcome, Task, Work
 
 # Changes after which Q is made orthonormal again: each adds about 1e-7 in float32.
@@ -67,10 +68,12 @@ def refresh_(due: Sequence[Task], every: Sequence[Task], waiting: Sequence[Work]
             checks.append(check)
             if check.due:
                 solved[check.key].append(check)
-    failures = [failure for same in solved.values() for failure in _solve_(same, waiting)]
-    for check in checks:
-        if check.renewed and check.state.roots:
-            _renew_root_(check)
+    try:
+        failures = [failure for same in solved.values() for failure in _solve_(same, waiting)]
+    finally:  # also if one raises: the others have a basis that is new
+        for check in checks:
+            if check.renewed and check.state.roots:
+                _renew_root_(check)
     return failures, skipped
 
 
@@ -188,29 +191,33 @@ def _runs(members: Sequence[tuple[Check, int]]) -> Iterator[tuple[Check, slice]]
 
 
 def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) -> None:
-    """Carry out Q ← QV for some blocks of a bucket."""
+    """Carry out Q ← QV for some blocks of a bucket.
+
+    All that turns is computed first and written by one operation: whatever raises on the way, Q, Λ̂,
+    M̃ and D belong together.
+    """
     mode, counters = check.mode, check.task.bucket.counters
     state = check.state.narrow(run.start, run.stop)
-    turning = state.turning
-    change_basis_(state, turning, mode, change, check.task.options)
-    if turning:
+    pairs = changed(state, mode, change, check.task.options)
+    if state.turning:
         for task, part, G, _ in waiting:  # the G̃ that wait for their basis move along
             start, stop = max(run.start, part.start), min(run.stop, part.stop)
             if task is check.task and start < stop:
                 here = _narrowed(change, start - run.start, stop - run.start)
-                turn_(G[start - part.start : stop - part.start], mode, here.V, here.subset)
-    worn = []
-    for position, cost in zip(range(run.start, run.stop), change.costs, strict=True):
-        entry = check.entry(position)
+                its_G = G[start - part.start : stop - part.start]
+                pairs.append((its_G, turned(its_G, mode, here.V, here.subset)))
+    entries = [check.entry(position) for position in range(run.start, run.stop)]
+    after = [counters.computations[entry] + 1 for entry in entries]
+    worn = [number for number, count in enumerate(after) if count % REORTHONORMALIZE == 0]
+    if worn:
+        Q = pairs[0][1]
+        Q[worn] = orthonormalize(Q[worn])
+    foreach_copy_([target for target, _ in pairs], [value for _, value in pairs])
+    for entry, cost in zip(entries, change.costs, strict=True):
         counters.spent[entry] += cost
         counters.computations[entry] += 1
         counters.work[entry] += change.V.shape[-1] ** 3
         counters.failures[entry] = 0
-        if counters.computations[entry] % REORTHONORMALIZE == 0:
-            worn.append(position)
-    if worn:
-        Q = check.state.bases[mode]
-        Q[worn] = orthonormalize(Q[worn])
 
 
 def _narrowed(change: Change, start: int, stop: int) -> Change:

@@ -22,6 +22,14 @@ from .task import Compared, Outcome, Task, Work
 
 def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     """Take one step; which bases failed too often, and whose gradients were skipped."""
+    try:
+        return _take_step(tasks, batches)
+    except BaseException:
+        uncount_(tasks)
+        raise
+
+
+def _take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     by_bucket = {task.bucket: task for task in tasks}
     grafted = [task for task in tasks if task.graft == "parameter"]
     waiting: list[Work] = []  # for their bases
@@ -79,7 +87,7 @@ def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
     present = torch.cat(masks) if masks else None  # parts are together only if all or none has one
     live = admit_(batch.step, batch.skipped, grads, present, o)
     p = method.exponent(o)
-    c = coefficients(batch.step, live, o, method.moves, method.epsilon, averaged, p)
+    c = coefficients(batch.step + live, live, o, method.moves, method.epsilon, averaged, p)
     each = zip(here, grads, c.split([len(G) for G in grads]), strict=True)
     admitted = [(task, part, G, its_c) for (task, part), G, its_c in each]
     for task, part, G, its_c in admitted:
@@ -87,6 +95,9 @@ def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
             settle_(part.state, its_c.live)
         if task.graft is not None:
             see_(part.state, G, its_c, o)
+    batch.step.add_(live)
+    for task, part, _, its_c in admitted:
+        task.begun[part] = its_c.live
     return admitted
 
 
@@ -132,3 +143,12 @@ def deliver_(task: Task, part: Part, U: Tensor, c: Coefficients) -> None:
     if bucket.method.decay == "after" and o.weight_decay != 0:
         U.mul_(1 - o.rate * o.weight_decay)
     bucket.route.deliver_(part, U, c.pace, c.moving, here, o.weight_decay)
+    del task.begun[part]
+
+
+def uncount_(tasks: Sequence[Task]) -> None:
+    """After an error: a block whose parameter has not moved has not taken the step."""
+    for task in tasks:
+        for part, live in task.begun.items():
+            part.state.step.sub_(live.squeeze(1))
+        task.bucket.clock = [int(t) for t in task.bucket.state.step.tolist()]

@@ -268,7 +268,7 @@ def test_a_moment_that_vanishes_takes_its_momentum_along(method, eps, size):
 
 @pytest.mark.parametrize("size", [1e18, 9e18])
 @pytest.mark.parametrize("frequency", [1, 4])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "CASPR"])
 def test_a_sum_of_squares_does_not_overflow(method, frequency, size):
     """β2 = 1, float32: the sum stops growing at the largest number."""
     torch.manual_seed(0)
