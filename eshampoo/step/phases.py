@@ -14,7 +14,7 @@ for the blocks that take part in this step, and 0 for those that keep every bit 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -120,7 +120,9 @@ def direction_(
     return rotate_(divide_(s, G, c, o, p), *s.outward)
 
 
-def changed(s: State, mode: int, change: Change, o: Options) -> list[tuple[Tensor, Tensor]]:
+def changed(
+    s: State, turning: Sequence[Tensor], mode: int, change: Change, o: Options
+) -> list[tuple[Tensor, Tensor]]:
     """Q ← QV: what of the state changes, and into what; the factors of `s` are Λ̂.
 
     Q comes first. Nothing is written, so that all can be at once.
@@ -128,7 +130,7 @@ def changed(s: State, mode: int, change: Change, o: Options) -> list[tuple[Tenso
     V, subset, D = change.V, change.subset, s.exp_avg_sq
     found = [(s.bases[mode], turned(s.bases[mode], 1, V, subset))]
     found += [(s.turned, torch.ones_like(s.turned)), (s.factors[mode], change.factor)]
-    found += [(M, turned(M, mode, V, subset)) for M in s.turning]
+    found += [(M, turned(M, mode, V, subset)) for M in turning]
     if s.full is not None:
         order = s.exp_avg.dim() - 1
         A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
@@ -138,7 +140,7 @@ def changed(s: State, mode: int, change: Change, o: Options) -> list[tuple[Tenso
     if o.correction == "basis_aware":
         # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
         found.append((D, turned(D, mode, V.square(), subset)))
-    elif s.turning and change.permutation is not None:
+    elif turning and change.permutation is not None:
         found.append((D, take(D, change.permutation, mode)))
     return found
 

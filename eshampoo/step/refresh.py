@@ -198,8 +198,9 @@ def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) 
     """
     mode, counters = check.mode, check.task.bucket.counters
     state = check.state.narrow(run.start, run.stop)
-    pairs = changed(state, mode, change, check.task.options)
-    if state.turning:
+    turning = state.turning
+    pairs = changed(state, turning, mode, change, check.task.options)
+    if turning:
         for task, part, G, _ in waiting:  # the G̃ that wait for their basis move along
             start, stop = max(run.start, part.start), min(run.stop, part.stop)
             if task is check.task and start < stop:
