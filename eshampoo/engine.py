@@ -19,7 +19,7 @@ from .report import FactorReport, reports
 from .state import binding, checkpoint
 from .state.blocks import is_sharded
 from .state.bucket import Batch, Bucket, batches, remember_, remembered
-from .state.build import build
+from .state.build import build, show_
 from .step.nonfinite import ask, check_gradients, warn_of
 from .step.precision import guarded
 from .step.refresh import raise_for
@@ -103,11 +103,7 @@ class EigenbasisOptimizer(Optimizer):
         for p, team in teams.items():  # in the order of the parameters, which all ranks agree on
             if p in plain and is_sharded(p):
                 self._voters.setdefault(team, []).append((index, p))
-        for p in params:
-            self.state[p] = {}
-        for bucket in buckets:
-            for p, views in bucket.views():
-                self.state[p].update(views)
+        show_(buckets, params, self.state)
 
     def _find_teams(self, params: Sequence[Tensor], o: Options, index: int) -> "dict[Tensor, Team]":
         """The ranks that share the work on each parameter; those not listed are worked on here."""
@@ -244,11 +240,11 @@ class EigenbasisOptimizer(Optimizer):
         if not self._begun:
             self._begun = True
             binding.warn_if_flat(self._buckets, self._names())
-        self._calls[call] += 1
         devices = {batch.step.device.type for batch in self._batches}
         with guarded(devices, any(o.precision == "highest" for o in options)):
             take = take_step if call == "step" else take_in
             failures, skipped = take(tasks, self._batches)
+        self._calls[call] += 1
         if skipped and not self._warned:
             self._warned = True
             warn_of(skipped, self._names())

@@ -211,6 +211,10 @@ class Options:
     )
     # β3, or β2 if β3 is None; known to the options of a step.
     beta_scale: float = field(default=math.nan, init=False)
+    # ε where it stands beside √D, never 0, because 0/0 is NaN; known to the options of a step.
+    least_eps: float = field(default=math.nan, init=False)
+    # α without dimensions, whatever the shape of a tensor; known to the options of a step.
+    rate: float | Tensor = field(default=math.nan, init=False)
     # Whether the criterion is evaluated at step t; known to the options of a step.
     checks_at: Every | WhenNew = field(default=Every(1), init=False)
     # Whether momentum of Adam's kind looks one step ahead; known to the options of a step.
@@ -247,6 +251,8 @@ class Options:
         as_adam = (options.exponent, options.moment, options.statistics) == (0.5, "entry", "step")
         derived = {
             "beta_scale": beta2 if options.beta3 is None else options.beta3,
+            "least_eps": max(options.eps, 1e-30),
+            "rate": options.lr.view(()) if isinstance(options.lr, Tensor) else options.lr,
             "checks_at": when_new(beta2, options.novelty) if F == "auto" else Every(F),
             "ahead": options.nesterov and cls.adam_looks_ahead,
             "bounded": options.correction == "bounded" or (options.rms is not None and as_adam),

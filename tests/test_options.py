@@ -276,3 +276,20 @@ def test_groups_with_options_of_their_own_are_optimizers_of_their_own():
             oracle.step([G])
     for W, oracle in zip(params, separate, strict=True):
         assert_close(W.detach(), oracle.params[0], 1e-10)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tensor_with_one_element_is_a_learning_rate_whatever_its_shape(method, shape):
+    tensors, grads = problem([(4, 3), (5,), ()], 6)
+    params, twins = parameters(tensors), parameters(tensors)
+    rate = torch.full(shape, 0.5, dtype=torch.float64)
+    ours, theirs = METHODS[method](params, lr=rate), METHODS[method](twins, lr=0.5)
+    assert ours.param_groups[0]["lr"] is rate
+    for t, step in enumerate(grads):
+        rate.fill_(0.5 / (t + 1))  # is live
+        theirs.param_groups[0]["lr"] = 0.5 / (t + 1)
+        run(ours, params, [step])
+        run(theirs, twins, [step])
+        for p, q in zip(params, twins, strict=True):
+            assert_close(p.detach(), q.detach())

@@ -32,7 +32,7 @@ def check_agreement(mine: Mapping[str, str], group: dist.ProcessGroup) -> None:
 
 def facts(options: Options, params: Sequence[Tensor]) -> dict[str, str]:
     """What ranks that share the work on a param group must agree on, in words."""
-    private = ("record", "process_group")  # may differ between ranks
+    private = ("record", "process_group", "rate")  # may differ between ranks; is lr again
     values = {name: value for name, value in vars(options).items() if name not in private}
     if isinstance(values["lr"], Tensor):
         values["lr"] = values["lr"].item()

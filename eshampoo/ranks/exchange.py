@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ..math.foreach import foreach_add_
-from ..state.blocks import Block, Box, Part, by_parameter, extent, local
+from ..math.linalg import BITS
+from ..state.blocks import Block, Box, Part, by_parameter, extent, local, scale_
 from .boxes import grad_dtype, intersection, within
 from .mail import Mail, Piece, Way, copy_
 from .team import Team
@@ -114,7 +115,7 @@ class Exchange:
         """Keep updates until they depart; the ranks that hold the parameters see to their decay."""
         if self.finished == 0:
             self._keep()
-        U.view(len(U), -1).mul_(pace)
+        scale_(U, pace, moving)
         self.kept[part.start : part.stop] = U
         self.moving[part.start : part.stop] = moving.squeeze(1)
         self.finished += part.stop - part.start
@@ -146,9 +147,12 @@ class Exchange:
             return
         weights = [local(p)[box] for p, box in self.updates_in]
         if not isinstance(decay, float) or decay != 0:
-            shares = (flags * -decay).unbind(0)
-            for piece, weight, share in zip(pieces, weights, shares, strict=True):
-                piece.addcmul_(weight.to(piece.dtype), share)
+            bits = BITS[flags.dtype]
+            shares, kept = (flags * -decay).unbind(0), flags.to(bits).unbind(0)
+            for piece, weight, share, moves in zip(pieces, weights, shares, kept, strict=True):
+                W = weight.to(piece.dtype, copy=True)
+                W.view(bits).mul_(moves)
+                piece.addcmul_(W, share)
         foreach_add_(weights, pieces)
 
     def rest(self) -> None:

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from ..math.foreach import foreach_norm
-from ..state.blocks import Box, Failure, called, is_sharded, local
+from ..state.blocks import Box, Failure, called, extent, held_sizes, is_sharded, local
 from .boxes import shard_box
 from .torch_names import StridedShard, default_group, flattened, root_ranks
 
@@ -71,18 +70,22 @@ class Team:
         if isinstance(grad, DTensor) and isinstance(p, DTensor) and grad.placements != p.placements:
             p.grad = grad.redistribute(p.device_mesh, p.placements)
 
-    def vote(self, params: Sequence[Tensor], norm: float = 2) -> Tensor:
+    def sizes(self, params: Sequence[Tensor]) -> Tensor:
+        """`held_sizes` of whole gradients [P], over all ranks; replicas count once."""
+        replicas = [sum(prod(extent(box)) for box in self.boxes(p)) / p.numel() for p in params]
+        squares = held_sizes(params).square()
+        squares /= squares.new_tensor(replicas)
+        dist.all_reduce(squares, group=self.group)
+        return squares.sqrt()
+
+    def vote(self, params: Sequence[Tensor]) -> Tensor:
         """What is wrong with the gradient of each parameter on any rank [P].
 
-        0 nothing, 1 its norm of this kind is not finite, 2 there is none. Element-wise parameters
-        stay on their shards, but all shards of one take a step, or none.
+        0 nothing, 1 it has NaN or Inf, or its squares overflow, 2 there is none. Element-wise
+        parameters stay on their shards, but all shards of one take a step, or none.
         """
         missing = torch.tensor([2 * (p.grad is None) for p in params], dtype=torch.int32)
-        held = [local(p if p.grad is None else p.grad) for p in params]
-        # In the precision of the state, where squares that overflow are not finite either.
-        held = [shard.to(torch.promote_types(shard.dtype, torch.float32)) for shard in held]
-        held = [shard if shard.numel() > 0 else shard.new_zeros(1) for shard in held]
-        infinite = ~torch.stack(foreach_norm(held, norm)).isfinite()
+        infinite = ~(held_sizes(params) < 1)
         verdicts = missing.to(infinite.device).maximum(infinite.to(torch.int32))
         dist.all_reduce(verdicts, dist.ReduceOp.MAX, group=self.group)
         return verdicts

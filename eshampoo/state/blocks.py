@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import compress
-from math import prod
+from math import prod, sqrt
 from typing import NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
 
-from ..math.foreach import foreach_add_, foreach_copy_
+from ..math.foreach import foreach_add_, foreach_copy_, foreach_norm
+from ..math.linalg import BITS
 from .state import State
 
 # A rectangle in a parameter: one slice per dimension, with start and stop.
@@ -61,6 +62,19 @@ def is_sharded(tensor: Tensor) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def held_sizes(params: Sequence[Tensor]) -> Tensor:
+    """‖G‖ of what this rank holds of each gradient, in units of √max [P].
+
+    From 1 on squares overflow. 0 where there is no gradient, NaN or Inf where it is not finite.
+    """
+    held = [p.new_zeros(1) if p.grad is None else local(p.grad) for p in params]
+    # In the precision of the state.
+    held = [g.to(torch.promote_types(g.dtype, torch.float32)) for g in held]
+    norms = foreach_norm([g if g.numel() > 0 else g.new_zeros(1) for g in held])
+    place = held[0].device
+    return torch.stack([n.to(place, torch.float64) / sqrt(torch.finfo(n.dtype).max) for n in norms])
 
 
 def called(p: Tensor, names: Mapping[Tensor, str]) -> str:
@@ -117,6 +131,16 @@ class Part:
         rows = torch.split(X.view(-1), self.lengths)[::2] if self.padded else X.unbind(0)
         pairs = zip(rows, self.shapes, strict=True)
         return [row if row.shape == shape else row.view(shape) for row, shape in pairs]
+
+
+def scale_(U: Tensor, pace: Tensor, moving: Tensor) -> None:
+    """U ← pace · U; −0.0, which changes no bit of what it is added to, for blocks that stand still.
+
+    The `pace` [N, 1] of those is −0.0.
+    """
+    bits, U = BITS[U.dtype], U.view(len(U), -1)
+    U.view(bits).mul_(moving.to(bits))
+    U.mul_(pace)
 
 
 class Route(Protocol):
@@ -187,7 +211,7 @@ class Local:
         weights = [block.of(block.parameter) for block in compress(part.blocks, here)]
         if decay != 0:
             foreach_add_(updates, weights, alpha=decay)
-        U.view(len(U), -1).mul_(pace)
+        scale_(U, pace, moving)
         foreach_add_(weights, updates)
 
     def depart(self, unfinished: bool) -> bool:

@@ -1,7 +1,7 @@
 """From the parameters of a group to its buckets."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,3 +58,14 @@ def _owners(members: Mapping[tuple[Any, ...], list[Block]]) -> dict[tuple[Any, .
         for key, rank in zip(keys, team.assign([key[1:3] for key in keys]), strict=True):
             owners[key].append(rank)
     return owners
+
+
+def show_(
+    buckets: Sequence[Bucket], params: Sequence[Tensor], state: MutableMapping[Tensor, Any]
+) -> None:
+    """The state of each parameter is views of that of its buckets; without a block it is empty."""
+    for p in params:
+        state[p] = {}
+    for bucket in buckets:
+        for p, views in bucket.views():
+            state[p].update(views)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..math.linalg import Matrices, diagonal, off_diagonal, rotate_
-from ..options import Moment
+from ..options import Moment, Statistics
 
 # Where a state lives: M̃ and the factors already rotated, or as they are, with cached roots.
 Home = Literal["eigenbasis", "parameters"]
@@ -108,6 +108,10 @@ class State:
         """How many gradients the statistics have seen [N]; before any observation, of steps."""
         n = self.observations
         return self.step if n is None else torch.where(n > 0, n, self.step)
+
+    def count(self, call: Statistics) -> Tensor:
+        """How many calls of step() or observe() each block has seen [N]."""
+        return self.step if self.observations is None or call == "step" else self.observations
 
     # ---------------------------------------------------------------- home
 

@@ -85,7 +85,7 @@ def by_eigenvalues_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) 
     for i, values in s.diagonals.items():
         eigenvalues = damped_spectrum(values, s.age, o)
         root = root * along(power(eigenvalues, p), i, M.dim() - 1)
-    return M / (root + max(o.eps, 1e-30))
+    return M / (root + o.least_eps)
 
 
 def by_sum_of_sides_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
@@ -96,7 +96,8 @@ def by_sum_of_sides_(s: State, G: Tensor, c: Coefficients, o: Options, p: float)
     M, k = momentum_(s, G, c, o, p), len(s.factors)
     total = torch.zeros_like(per_block(s.step, M))
     for i, values in s.diagonals.items():
-        total = total + along(spectrum(values, s.age, k, o) ** -(p / k), i, M.dim() - 1)
+        sides = inverse_power(spectrum(values, s.age, k, o), p / k)
+        total = total + along(sides, i, M.dim() - 1)
     return M * (total / k) ** k
 
 
@@ -131,7 +132,13 @@ def damped_spectrum(values: Tensor, age: Tensor, o: Options) -> Tensor:
     return eigenvalues + DAMPING * eigenvalues.mean(1, keepdim=True)
 
 
+def inverse_power(eigenvalues: Tensor, q: float) -> Tensor:
+    """λ^{-q}, and 0 where λ vanishes, which it can without ε: a pseudo-inverse."""
+    vanishes = eigenvalues < torch.finfo(eigenvalues.dtype).tiny
+    return (eigenvalues**-q).masked_fill_(vanishes, 0.0)
+
+
 def inverse_root(Q: Tensor, eigenvalues: Tensor, k: int, o: Options, p: float) -> Tensor:
     """L^{-p/k} for "shampoo", L^{-p} for "shampoo2" (Eq. shampoo)."""
-    powers = eigenvalues ** -(p if o.variant == "shampoo2" else p / k)
+    powers = inverse_power(eigenvalues, p if o.variant == "shampoo2" else p / k)
     return torch.bmm(Q * powers.unsqueeze(1), Q.transpose(1, 2))

@@ -59,7 +59,7 @@ def direction(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:
     t = s.step.clamp_min(1.0)
     correction = bias(o.betas[1], t) if o.graft == "adam" else torch.ones_like(t)
     D = s.lent / per_block(correction, s.lent)
-    return M / (bias1 * (D.sqrt() + o.eps))
+    return M / (bias1 * (D.sqrt() + o.least_eps))
 
 
 def squared_norms(U: Tensor) -> Tensor:

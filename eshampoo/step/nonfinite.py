@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..math.foreach import foreach_norm
-from ..math.linalg import per_block
+from ..math.linalg import BITS, per_block
 from ..options import Options
-from ..state.blocks import called, local
+from ..state.blocks import called, held_sizes
 from ..state.bucket import Bucket
 
 if TYPE_CHECKING:
     from ..ranks.team import Team
-
-# Whole numbers as wide as those of the state.
-BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 # What ranks say of the gradient of a parameter, beside 0 for "fine".
 MISSING, NOT_FINITE = 2, 1
@@ -32,7 +28,7 @@ def admit_(
     present: Tensor | None,  # [N]: which of them have a gradient; None: all
     o: Options,
 ) -> Tensor:
-    """Zero the gradients that are not finite, count the step of the others: `live` [N].
+    """Zero the gradients that are not finite, which steps of the others count: `live` [N].
 
     A gradient whose squares overflow is not finite either; one whose squares vanish is zero, so
     that it leaves no denormal numbers, which processors are slow with. The host reads nothing.
@@ -41,16 +37,14 @@ def admit_(
     if o.nonfinite == "skip":
         norms = [torch.linalg.vector_norm(G.flatten(1), dim=1) for G in grads]
         norm = torch.cat(norms) if len(norms) > 1 else norms[0]
-        finite = norm < math.inf  # NaN is not
+        finite = norm < math.sqrt(torch.finfo(norm.dtype).max)  # NaN is not
         some = norm > math.sqrt(torch.finfo(norm.dtype).tiny)
-        # Of the bits, because 0 · NaN is NaN; masked_fill_ takes five times as long.
         bits = BITS[norm.dtype]
         keep = (finite & some).to(bits).split([len(G) for G in grads])
         for G, kept in zip(grads, keep, strict=True):
             G.view(bits).flatten(1).mul_(kept.unsqueeze(1))
         skipped.add_(live > finite)
         live.mul_(finite)
-    step.add_(live)
     return live
 
 
@@ -101,24 +95,23 @@ def check_gradients(
                     "dense and real: use sparse=False in the embedding, or another optimizer "
                     "for this parameter"
                 )
-    bad = [p for team, params in watched.items() for p in _infinite(params, team)]
+    bad = [p for team, params in watched.items() for p in _unusable(params, team)]
     if bad:
         listed = ", ".join(called(p, names()) for p in bad)
         raise FloatingPointError(
-            f"the gradient of {listed} has NaN or Inf; nothing was changed. Find the "
-            "cause, or set nonfinite='skip' to leave such blocks out of the step"
+            f"the gradient of {listed} has NaN or Inf, or its squares overflow; nothing was "
+            "changed. Find the cause, or set nonfinite='skip' to leave such blocks out of the step"
         )
 
 
-def _infinite(params: Sequence[Tensor], team: "Team | None") -> list[Tensor]:
-    """The parameters whose gradient has NaN or Inf; all ranks of a team find the same."""
-    if team is None:
-        grads = [local(p.grad) for p in params if p.grad is not None]
-        norms = foreach_norm(grads, float("inf"))
-        wrong = (~torch.stack([norm.float().cpu() for norm in norms]).isfinite()).tolist()
-    else:
-        wrong = (team.vote(params, float("inf")) == NOT_FINITE).tolist()
-    return [p for p, is_wrong in zip(params, wrong, strict=True) if is_wrong]
+def _unusable(params: Sequence[Tensor], team: "Team | None") -> list[Tensor]:
+    """The parameters whose gradient is not finite or has squares that overflow.
+
+    All ranks of a team find the same. It is the norm of the whole parameter that counts, so that
+    nothing is let through that would be skipped as a block or a shard.
+    """
+    sizes = held_sizes(params) if team is None else team.sizes(params)
+    return [p for p, size in zip(params, sizes.tolist(), strict=True) if not size < 1]
 
 
 def newly_skipped(bucket: Bucket, counts: Sequence[float]) -> list[Tensor]:

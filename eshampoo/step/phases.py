@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..math.linalg import (
+    add_,
     average_,
     average_gram_,
     diagonal,
@@ -32,9 +33,6 @@ from ..state.state import State
 
 # Entries that a thread does element-wise work on at a time on a CPU, to stay in its cache.
 CHUNK = 1 << 16
-
-# Steps between two looks for averages that are about to become denormal numbers.
-SETTLE_EVERY = 64
 
 # The least √D that counts as signal: in machine epsilons, as a share of √E‖G‖², and with `rms` as a
 # share of the root mean square.
@@ -92,8 +90,8 @@ def coefficients(
         share(beta3, moving),
         bias1,
         gain,
-        epsilon(gain, bias1) * max(o.eps, 1e-30),
-        (moving * -o.lr).to(live.dtype),
+        epsilon(gain, bias1) * o.least_eps,
+        (moving * -o.rate).to(live.dtype),
     )
 
 
@@ -139,17 +137,6 @@ def direction_(
 ) -> Tensor:
     """U = Q_L ( D^{-p} ⊙ M̃ ) Q_Rᵀ (Lemma 1), once momentum and scale have seen G̃."""
     return rotate_(divide_(s, G, c, o, p), *s.outward)
-
-
-def settle_(s: State, live: Tensor) -> None:
-    """Zero averages that are on their way down to denormal numbers: their gradients have stopped.
-
-    What stays needs 150 further steps to become denormal at β1 = 0.9, more than `SETTLE_EVERY`.
-    """
-    for X in (s.exp_avg, s.exp_avg_sq, s.full, s.graft_sq, *s.factors.values()):
-        if X is not None:
-            least = per_block(live, X) * (2**24 * torch.finfo(X.dtype).tiny)
-            X.masked_fill_(X.abs() < least, 0.0)
 
 
 # -------------------------------------------------------------------- averages over time
@@ -279,7 +266,7 @@ def divide_by_moment_(
         M_c.lerp_(G_c, c.share1)
         root = G_c.square()
         if averaged:
-            D_c.lerp_(root, c.share3) if beta3 < 1 else D_c.addcmul_(root, c.share3)
+            D_c.lerp_(root, c.share3) if beta3 < 1 else add_(D_c, root, c.share3)
         torch.sqrt(D_c, out=root) if p == 0.5 else torch.pow(D_c, p, out=root)
         if least is not None:
             torch.maximum(root, least, out=root)

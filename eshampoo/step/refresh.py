@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..math.linalg import diagonal, off_norm, off_share, orthonormalize, take, turn_
+from ..math.foreach import foreach_copy_
+from ..math.linalg import diagonal, off_norm, off_share, orthonormalize, take, turned
 from ..math.solvers import Change, eigh, least_cost, solve
 from ..options import Options
 from ..state.blocks import Failure, called, together
@@ -67,10 +68,12 @@ def refresh_(due: Sequence[Task], every: Sequence[Task], waiting: Sequence[Work]
             checks.append(check)
             if check.due:
                 solved[check.key].append(check)
-    failures = [failure for same in solved.values() for failure in _solve_(same, waiting)]
-    for check in checks:
-        if check.renewed and check.state.roots:
-            _renew_root_(check)
+    try:
+        failures = [failure for same in solved.values() for failure in _solve_(same, waiting)]
+    finally:  # also if one raises: the others have a basis that is new
+        for check in checks:
+            if check.renewed and check.state.roots:
+                _renew_root_(check)
     return failures, skipped
 
 
@@ -189,54 +192,59 @@ def _runs(members: Sequence[tuple[Check, int]]) -> Iterator[tuple[Check, slice]]
 
 
 def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) -> None:
-    """Carry out Q ← QV for some blocks of a bucket."""
+    """Carry out Q ← QV for some blocks of a bucket.
+
+    All that turns is computed first and written by one operation: whatever raises on the way, Q, Λ̂,
+    M̃ and D belong together.
+    """
     mode, counters = check.mode, check.task.bucket.counters
     state = check.state.narrow(run.start, run.stop)
     turning = state.turning
-    change_basis_(state, turning, mode, change, check.task.options)
+    pairs = changed(state, turning, mode, change, check.task.options)
     if turning:
         for task, part, G, _ in waiting:  # the G̃ that wait for their basis move along
             start, stop = max(run.start, part.start), min(run.stop, part.stop)
             if task is check.task and start < stop:
                 here = _narrowed(change, start - run.start, stop - run.start)
-                turn_(G[start - part.start : stop - part.start], mode, here.V, here.subset)
-    worn = []
-    for position, cost in zip(range(run.start, run.stop), change.costs, strict=True):
-        entry = check.entry(position)
+                its_G = G[start - part.start : stop - part.start]
+                pairs.append((its_G, turned(its_G, mode, here.V, here.subset)))
+    entries = [check.entry(position) for position in range(run.start, run.stop)]
+    after = [counters.computations[entry] + 1 for entry in entries]
+    worn = [number for number, count in enumerate(after) if count % REORTHONORMALIZE == 0]
+    if worn:
+        Q = pairs[0][1]
+        Q[worn] = orthonormalize(Q[worn])
+    foreach_copy_([target for target, _ in pairs], [value for _, value in pairs])
+    for entry, cost in zip(entries, change.costs, strict=True):
         counters.spent[entry] += cost
         counters.computations[entry] += 1
         counters.work[entry] += change.V.shape[-1] ** 3
         counters.failures[entry] = 0
-        if counters.computations[entry] % REORTHONORMALIZE == 0:
-            worn.append(position)
-    if worn:
-        Q = check.state.bases[mode]
-        Q[worn] = orthonormalize(Q[worn])
 
 
-def change_basis_(
+def changed(
     s: State, turning: Sequence[Tensor], mode: int, change: Change, o: Options
-) -> None:
-    """Q ← QV, and what lives in the eigenbasis moves along; the factors of `s` are Λ̂."""
-    V, subset = change.V, change.subset
-    turn_(s.bases[mode], 1, V, subset)
-    s.turned.fill_(1.0)
-    s.factors[mode].copy_(change.factor)
-    for M in turning:
-        turn_(M, mode, V, subset)
+) -> list[tuple[Tensor, Tensor]]:
+    """Q ← QV: what of the state changes, and into what; the factors of `s` are Λ̂.
+
+    Q comes first. Nothing is written, so that all can be at once.
+    """
+    V, subset, D = change.V, change.subset, s.exp_avg_sq
+    found = [(s.bases[mode], turned(s.bases[mode], 1, V, subset))]
+    found += [(s.turned, torch.ones_like(s.turned)), (s.factors[mode], change.factor)]
+    found += [(M, turned(M, mode, V, subset)) for M in turning]
     if s.full is not None:
         order = s.exp_avg.dim() - 1
         A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
-        turn_(A, mode, V, subset)
-        turn_(A, order + mode, V, subset)
-    D = s.exp_avg_sq
+        found.append((A, turned(turned(A, mode, V, subset), order + mode, V, subset)))
     if D is None or D.shape[mode + 1] != s.exp_avg.shape[mode + 1]:  # a mean, which stays
-        return
+        return found
     if o.correction == "basis_aware":
         # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
-        turn_(D, mode, V.square(), subset)
+        found.append((D, turned(D, mode, V.square(), subset)))
     elif turning and change.permutation is not None:
-        D.copy_(take(D, change.permutation, mode))
+        found.append((D, take(D, change.permutation, mode)))
+    return found
 
 
 def _narrowed(change: Change, start: int, stop: int) -> Change:

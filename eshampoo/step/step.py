@@ -16,21 +16,28 @@ from ..state.bucket import Batch, Bucket
 from .grafting import average_lent_, compare_, rescale_, sum_over_parameters_
 from .nonfinite import admit_, believe_
 from .phases import (
-    SETTLE_EVERY,
     Coefficients,
     begin_,
     coefficients,
     direction_,
     observe_,
     see_,
-    settle_,
 )
 from .refresh import refresh_
+from .settling import SETTLE_EVERY, settle_
 from .task import Compared, Outcome, Task, Work
 
 
 def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     """Take one step; which bases failed too often, and whose gradients were skipped."""
+    try:
+        return _take_step(tasks, batches)
+    except BaseException:
+        uncount_(tasks)
+        raise
+
+
+def _take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     by_bucket = {task.bucket: task for task in tasks}
     grafted = [task for task in tasks if task.graft == "parameter"]
     waiting: list[Work] = []  # for their bases
@@ -66,12 +73,20 @@ def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     for task in tasks:
         task.bucket.route.depart(unfinished=True)
     for task in tasks:
-        task.bucket.route.arrive_(task.options.lr * task.options.weight_decay)
+        task.bucket.route.arrive_(task.options.rate * task.options.weight_decay)
     return outcome
 
 
 def take_in(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     """Let the statistics see gradients, and move nothing; the outcome is that of `take_step`."""
+    try:
+        return _take_in(tasks, batches)
+    except BaseException:
+        uncount_(tasks)
+        raise
+
+
+def _take_in(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     by_bucket = {task.bucket: task for task in tasks}
     for task in tasks:
         task.bucket.clocks["observe"] = task.clock
@@ -84,6 +99,7 @@ def take_in(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     outcome = refresh_(due, tasks, seen) if due else ([], [])
     for task, part, G, c in seen:
         see_(part.state, G, c, task.options)
+        del task.begun[part]
     for task in tasks:
         task.bucket.route.rest()
     return outcome
@@ -109,8 +125,9 @@ def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
     count = n if n is not None and here[0][0].call == "observe" else step
     live = admit_(count, batch.skipped, grads, present, o)
     p = method.exponent(o)
-    age = step if n is None else torch.where(n > 0, n, step)
-    c = coefficients(step, live, o, method.moves, method.epsilon, averaged, p, age)
+    t, seen = (count + live, n) if count is step else (step, count + live)
+    age = t if seen is None else torch.where(seen > 0, seen, t)
+    c = coefficients(t, live, o, method.moves, method.epsilon, averaged, p, age)
     if n is not None and count is step:  # once observed, statistics leave steps alone
         unseen = (n == 0).unsqueeze(1)
         c = c._replace(share2=c.share2 * unseen, share3=c.share3 * unseen)
@@ -121,6 +138,9 @@ def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
             settle_(part.state, its_c.live)
         if task.graft is not None:
             average_lent_(part.state, G, its_c, o)
+    count.add_(live)
+    for task, part, _, its_c in admitted:
+        task.begun[part] = its_c.live
     return admitted
 
 
@@ -164,5 +184,15 @@ def deliver_(task: Task, part: Part, U: Tensor, c: Coefficients) -> None:
     """W ← W − α (U + λW), here or on the ranks that hold W."""
     bucket, o, here = task.bucket, task.options, task.present[part.start : part.stop]
     if bucket.method.decay == "after" and o.weight_decay != 0:
-        U.mul_(1 - o.lr * o.weight_decay)
+        U.mul_(1 - o.rate * o.weight_decay)
     bucket.route.deliver_(part, U, c.pace, c.moving, here, o.weight_decay)
+    del task.begun[part]
+
+
+def uncount_(tasks: Sequence[Task]) -> None:
+    """After an error: a block that was not carried to its end has not taken part in the call."""
+    for task in tasks:
+        for part, live in task.begun.items():
+            part.state.count(task.call).sub_(live.squeeze(1))
+        counts = task.bucket.state.count(task.call)
+        task.bucket.clocks[task.call] = [int(t) for t in counts.tolist()]

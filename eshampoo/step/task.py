@@ -1,7 +1,7 @@
 """What each bucket has to do in a step, known before anything changes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -26,6 +26,8 @@ class Task:
     waits: bool  # bases may change between the statistics and the update
     statistic: Statistic | None  # of the factors; None where they do not see the gradients
     graft: GraftScope | None  # what the norm of an update is taken over, if of another method
+    # Parts whose step was counted and has not been delivered yet, with `live` [N, 1].
+    begun: dict[Part, Tensor] = field(default_factory=dict)
 
 
 # A part that takes part in a step: its gradients (then G̃, then U) and its coefficients.

@@ -43,6 +43,23 @@ def test_a_bad_entry_in_one_shard_stops_its_block_everywhere(world):
     return worst
 
 
+@pytest.mark.ranks(2)
+def test_a_skipped_parameter_keeps_its_zeros_and_infinities_on_every_rank(world):
+    values, grads = tensors([(9, 9), (7,)], 3)
+    for value in values:
+        value.view(-1)[:3] = torch.tensor([-0.0, -float("inf"), float("nan")])
+    for way in ((Shard(0),), None):
+        params = placed(values, [way] * 2, world.mesh())
+        group = dist.group.WORLD if way is None else None
+        ours = optimizer("EShampoo", params, eps=0.0, process_group=group)
+        before = [full(p).view(torch.int64).clone() for p in params]
+        for step in grads:
+            feed(params, [G * float("nan") for G in step])
+            ours.step()
+            after = [full(p).view(torch.int64) for p in params]
+            assert all(map(torch.equal, before, after))
+
+
 @pytest.mark.ranks(4)
 def test_with_raise_every_rank_raises_and_nothing_changes(world):
     """On every rank alike, with nothing changed; also if the entry is in one rank's shard."""
@@ -64,6 +81,17 @@ def test_with_raise_every_rank_raises_and_nothing_changes(world):
         assert named[bad][0] in str(error), error
         assert all(torch.equal(b, full(p)) for b, p in zip(before, params, strict=True))
         alike(str(error))
+    # Finite everywhere, but the squares overflow: on one rank, or only in the sum over all.
+    for size, ranks in ((1e200, 1), (1.1e154, 4)):
+        for bad, p in enumerate(params[:2]):
+            feed(params, grads[1])
+            if world.rank < ranks:
+                p.grad.to_local().view(-1)[:1] = size
+            with expect(FloatingPointError) as error:
+                ours.step()
+            assert named[bad][0] in str(error), error
+            alike(str(error))
+            assert all(torch.equal(b, full(p)) for b, p in zip(before, params, strict=True))
     feed(params, grads[1])
     ours.step()
 

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from cases import METHODS, assert_same, feed, parameters, problem, run, snapshot
+from cases import METHODS, assert_same, feed, keywords_of, parameters, problem, run, snapshot
 
 NAN, INF = float("nan"), float("inf")
 WARNING = "had NaN or Inf"
@@ -252,6 +252,32 @@ def test_raise_names_the_parameters_and_changes_nothing(method, blocks):
         assert torch.equal(a.detach(), b.detach())
 
 
+@skips
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(4, 4), (6,), ()])
+@pytest.mark.parametrize("method", METHODS)
+def test_raise_refuses_what_skip_would_skip(method, shape, dtype):
+    """Also a finite gradient whose squares overflow, and nothing below."""
+    tensors, grads = problem([shape, (3, 3)], 4)
+    limit = torch.finfo(dtype).max ** 0.5
+    for size, refused in [(1e10 * limit, True), (1.01 * limit, True), (0.99 * limit, False)]:
+        large = [g / torch.linalg.vector_norm(g) * size for g in grads[3]]
+        for rule in ("skip", "raise"):
+            params = parameters(tensors, dtype)
+            optimizer = METHODS[method](params, **{**OPTIONS[method], "nonfinite": rule})
+            run(optimizer, params, grads[:3])
+            before = snapshot(optimizer)
+            feed(params, [large[0], None])
+            if rule == "raise" and refused:
+                with pytest.raises(FloatingPointError, match="squares overflow"):
+                    optimizer.step()
+                assert_same(before, snapshot(optimizer))
+            else:
+                optimizer.step()
+                assert torch.equal(before[0][0], params[0].detach()) == refused
+                assert all(v.isfinite().all() for v in optimizer.state[params[0]].values())
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_propagate_lets_the_gradient_through(method):
     tensors, grads = problem([(4, 4), (4, 4)], 3)
@@ -262,3 +288,53 @@ def test_propagate_lets_the_gradient_through(method):
     optimizer.step()
     assert params[0].isnan().any()
     assert params[1].isfinite().all()
+
+
+def bits(tensor):
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.detach().contiguous().view(whole).clone()
+
+
+@skips
+@pytest.mark.parametrize("eps", [1e-8, 0.0])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_skipped_parameter_keeps_its_zeros_and_infinities(method, weight_decay, eps):
+    """−0.0, −Inf and NaN stay what they are, to the bit."""
+    tensors, grads = problem(SHAPES, 6)
+    params = parameters(tensors, torch.float32)
+    for p in params[:4]:
+        p.data.view(-1)[:3] = torch.tensor([-0.0, -INF, NAN])
+    params[4].data.fill_(-0.0)
+    options = {**OPTIONS[method], "weight_decay": weight_decay, "eps": eps}
+    optimizer = METHODS[method](params, **options)
+    before = [bits(p) for p in params]
+    for step in grads:
+        run(optimizer, params, [[spoilt(G, NAN) for G in step]])
+        for i, (b, p) in enumerate(zip(before, params, strict=True)):
+            assert torch.equal(b, bits(p)), i
+
+
+GRADIENTS = {
+    "random": lambda t, shape, draw: draw(shape),
+    "zero": lambda t, shape, draw: torch.zeros(shape),
+    "zero, then random": lambda t, shape, draw: draw(shape) * (t > 3),
+    "rank 1": lambda t, shape, draw: torch.ones(shape) * (t + 1),
+    "a dead row": lambda t, shape, draw: torch.cat([draw(shape)[:-1], torch.zeros(1, shape[1])]),
+    "tiny": lambda t, shape, draw: draw(shape) * 1e-18,
+}
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+@pytest.mark.parametrize("variant", [{}, {"frequency": 1}, {"graft": "adam"}, {"exponent": 1.0}])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_epsilon_makes_no_nan(method, variant, kind):
+    torch.manual_seed(0)
+    params = parameters([torch.randn(4, 5), torch.randn(4, 5)])
+    unscaled = {name: None for name in ("rms", "graft") if name in keywords_of(method)}
+    variant = {name: value for name, value in variant.items() if name in keywords_of(method)}
+    optimizer = METHODS[method](params, **{**OPTIONS[method], **unscaled, **variant, "eps": 0.0})
+    for t in range(8):
+        run(optimizer, params, [[GRADIENTS[kind](t, (4, 5), torch.randn), None]])
+        assert params[0].isfinite().all(), t
+        assert all(v.isfinite().all() for v in optimizer.state[params[0]].values()), t

@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from cases import METHODS, PAPER, assert_close, parameters
+from cases import METHODS, PAPER, assert_close, keywords_of, parameters, run
 
 from eshampoo import EShampoo
 from eshampoo.math import linalg
@@ -247,3 +247,37 @@ def test_a_factor_averages_the_whole_gram_matrix_whether_in_strips_or_not(d, r, 
     expected = beta * before + (1 - beta if beta < 1 else 1.0) * (X @ X.mT)
     assert_close(factor[[0, 2]], expected[[0, 2]], 1e-11)
     assert torch.equal(factor[1], before[1])
+
+
+@pytest.mark.parametrize("size", [1e-15, 1e-16, 1e-17, 1e-18])
+@pytest.mark.parametrize("eps", [1e-16, 1e-20, 0.0])
+@pytest.mark.parametrize("method", ["EShampoo", "SOAP", "FullMatrixAdam", "CASPR"])
+def test_a_moment_that_vanishes_takes_its_momentum_along(method, eps, size):
+    """Gradients whose squares are nearly denormal: no step is longer than Adam's bound allows."""
+    torch.manual_seed(0)
+    (p,) = parameters([torch.zeros(6, 5)])
+    options = {"frequency": 200, "eps": eps, "lr": 1.0, "weight_decay": 0.0}
+    options |= {name: None for name in ("rms", "graft") if name in keywords_of(method)}
+    optimizer, furthest = METHODS[method]([p], **options), 0.0
+    for _ in range(140):
+        before = p.detach().clone()
+        run(optimizer, [p], [[torch.randn(6, 5) * size]])
+        furthest = max(furthest, (p.detach() - before).abs().max().item())
+    assert furthest < 10, furthest
+
+
+@pytest.mark.parametrize("size", [1e18, 9e18])
+@pytest.mark.parametrize("frequency", [1, 4])
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "CASPR"])
+def test_a_sum_of_squares_does_not_overflow(method, frequency, size):
+    """β2 = 1, float32: the sum stops growing at the largest number."""
+    torch.manual_seed(0)
+    (p,) = parameters([torch.zeros(4, 3)])
+    optimizer = METHODS[method]([p], frequency=frequency, betas=(0.9, 1.0), lr=1.0)
+    for _ in range(400):
+        before = p.detach().clone()
+        G = torch.randn(4, 3)
+        run(optimizer, [p], [[G / G.norm() * size]])
+        assert (p.detach() - before).abs().max() < 10
+    assert all(v.isfinite().all() for v in optimizer.state[p].values())
+    assert optimizer.state[p]["skipped"].sum() == 0
