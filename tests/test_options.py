@@ -13,6 +13,7 @@ from cases import (
     COMMON,
     EVERYONE,
     KEYWORDS,
+    METHODS,
     OF_TORCH,
     Pair,
     assert_close,

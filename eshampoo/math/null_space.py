@@ -9,7 +9,8 @@ Legend: V [K, d, d] are changes of bases in the coordinates of the old ones, so 
 unit vectors; `null` [K, d] marks the columns of V that are in the null space.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,17 +26,37 @@ def settle(
     V: Tensor,
     null: Tensor,
     nullity: Sequence[int],  # how many columns of each are in the null space
-    old: Tensor | None = None,
+    old: Tensor | None = None,  # [K, d]: the old column whose slot each column takes; None: its own
 ) -> Tensor:
-    """`nearest` for the matrices that have a null space; the others stay as they are."""
-    members = [k for k, n in enumerate(nullity) if n > 0]
-    if not members:
+    """V with null spaces nearest to the old columns; matrices that have none stay as they are.
+
+    The work goes with the smaller one of the null space and the rest.
+    """
+    d = V.shape[1]
+    small = [k for k, n in enumerate(nullity) if 0 < n <= d // 2]
+    large = [k for k, n in enumerate(nullity) if n > d // 2]
+    if small:
+        count = max(nullity[k] for k in small)
+        V = _settled(V, small, partial(nearest, count=count), null, old)
+    if large:
+        rank = max(1, d - min(nullity[k] for k in large))
+        V = _settled(V, large, partial(nearest_beside, rank=rank), null, old)
+    return V
+
+
+Rule = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def _settled(V: Tensor, members: list[int], rule: Rule, null: Tensor, old: Tensor | None) -> Tensor:
+    """V with the rule carried out for some members."""
+    try:
+        if len(members) == len(V):
+            return rule(V, null, old)
+        found = rule(V[members], null[members], None if old is None else old[members])
+    except LinAlgError:  # any basis of the null space diagonalises Λ̂: keep the solver's
         return V
-    if len(members) == len(V):
-        return nearest(V, null, max(nullity), old)
-    old = None if old is None else old[members]
     V = V.clone()
-    V[members] = nearest(V[members], null[members], max(nullity), old)
+    V[members] = found
     return V
 
 
@@ -46,23 +67,53 @@ def isolate_(A: Tensor, null: Tensor) -> None:
     diagonal(A).copy_(values)
 
 
-def nearest(
-    V: Tensor,  # [K, d, d]
-    null: Tensor,  # [K, d]
-    count: int,  # of null columns at most
-    old: Tensor | None = None,  # [K, d]: the old column whose slot each column takes; None: its own
-) -> Tensor:
-    """V_0 ← V_0 polar(V_0[slots, :]ᵀ): the basis of the null space nearest to the old columns."""
-    # The null columns in their order; a matrix that has fewer of them than `count` takes others
-    # along, with the identity for their part of the polar factor.
-    columns = null.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
-    inside = null.gather(1, columns)
-    slots = columns if old is None else old.gather(1, columns)
+def nearest(V: Tensor, null: Tensor, old: Tensor | None, count: int) -> Tensor:
+    """V_0 ← V_0 polar(V_0[slots, :]ᵀ): the basis of the null space nearest to the old columns.
+
+    A matrix with fewer null columns than `count` takes others along, with the identity for their
+    part of the polar factor.
+    """
+    columns, inside, slots = _first(null, count, old)
     V_0 = take(V, columns, 1)
-    W = take(V_0, slots, 0).masked_fill(~(inside.unsqueeze(1) & inside.unsqueeze(2)), 0.0)
-    diagonal(W).masked_fill_(~inside, 1.0)
-    turned = torch.bmm(V_0, _polar(W, V_0).transpose(1, 2))
+    W = _square(V_0, slots, inside)
+    P = _polar(W, lambda U_0, X_0: _pairing(U_0, torch.bmm(V_0, X_0)))
+    turned = torch.bmm(V_0, P.transpose(1, 2))
     return put_(V.clone(), torch.where(inside.unsqueeze(1), turned, V_0), columns, 1)
+
+
+def nearest_beside(V: Tensor, null: Tensor, old: Tensor | None, rank: int) -> Tensor:
+    """The same basis from the other columns V_1 alone, at most `rank` of them.
+
+    V_0V_0ᵀ = I − V_1V_1ᵀ, so with C = V_1[rest, :], B = V_1[slots, :] and P = polar(C)
+
+        V_0[slots, :] = I − B (I + PᵀC)⁻¹ Bᵀ,   V_0[rest, :] = −P Bᵀ
+    """
+    columns, inside, rest = _first(~null, rank, old)
+    V_1 = take(V, columns, 1) * inside.unsqueeze(1)
+    C = _square(V_1, rest, inside)
+    E = torch.zeros_like(V_1).scatter_(1, rest.unsqueeze(1), inside.unsqueeze(1).to(V.dtype))
+    is_rest = E.sum(2)  # [K, d]
+    B = V_1 * (1 - is_rest).unsqueeze(2)
+    # A direction of the null space that no slot is near, E Y_0, goes to a slot that is free, B X_0.
+    P = _polar(C, lambda Y_0, X_0: -_pairing(B @ X_0, E @ Y_0).transpose(1, 2))
+    H = torch.linalg.inv(torch.eye(rank, dtype=V.dtype, device=V.device) + P.transpose(1, 2) @ C)
+    turned = torch.diag_embed(1 - is_rest) - (B @ H + E @ P) @ B.transpose(1, 2)
+    if old is not None:
+        turned = take(turned, old, 1)
+    return torch.where(null.unsqueeze(1), turned, V)
+
+
+def _first(marked: Tensor, count: int, old: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The marked columns in their order, `count` of them, which are really marked, their slots."""
+    columns = marked.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
+    return columns, marked.gather(1, columns), columns if old is None else old.gather(1, columns)
+
+
+def _square(X: Tensor, rows: Tensor, inside: Tensor) -> Tensor:
+    """These rows of X [K, d, n], with the identity for columns that are not inside."""
+    W = take(X, rows, 0).masked_fill(~(inside.unsqueeze(1) & inside.unsqueeze(2)), 0.0)
+    diagonal(W).masked_fill_(~inside, 1.0)
+    return W
 
 
 def overlapping(V: Tensor, null: Tensor) -> Tensor:
@@ -75,30 +126,31 @@ def overlapping(V: Tensor, null: Tensor) -> Tensor:
     return torch.empty_like(columns).scatter_(1, columns, slots)
 
 
-def _polar(W: Tensor, V_0: Tensor) -> Tensor:
-    """UXᵀ, the orthogonal matrix nearest to W = V_0[slots, :] = UΣXᵀ.
+def _polar(W: Tensor, pair: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """UXᵀ, the orthogonal matrix nearest to W = UΣXᵀ.
 
     A direction of the null space at right angles to all slots (σ = 0) is as near to one free slot
     as to another: U_0 and X_0 would be arbitrary again. It often happens, because gradients have
-    rows of zeros and because columns change their places. These directions go to the free slots
-    in order, as far as they have one.
+    rows of zeros and because columns change their places. `pair` says what goes where.
     """
-    try:
-        U, sigma, Xt = torch.linalg.svd(W)
-        lost = sigma < APART
-        if bool(lost.any()):
-            U_0, X_0 = U * lost.unsqueeze(1), (Xt * lost.unsqueeze(2)).transpose(1, 2)
-            directions = torch.bmm(V_0, X_0)
-            # (1 − |k − l|)₊: the k-th coordinate of the lost directions is to go to the l-th slot.
-            places = _places(directions).unsqueeze(1) - _places(U_0).unsqueeze(2)
-            target = torch.bmm((1 - places.abs()).clamp_min_(0.0), _weighted(directions))
-            target = _weighted(target)
-            target = torch.bmm(U_0, torch.bmm(U_0.transpose(1, 2), target))
-            kept = torch.bmm(U * ~lost.unsqueeze(1), Xt)
-            U, _, Xt = torch.linalg.svd(kept + torch.bmm(target, X_0.transpose(1, 2)))
-    except LinAlgError:  # any basis of the null space diagonalises Λ̂: keep the solver's
-        return torch.eye(W.shape[1], dtype=W.dtype, device=W.device).expand_as(W)
+    U, sigma, Xt = torch.linalg.svd(W)
+    lost = sigma < APART
+    if bool(lost.any()):
+        U_0, X_0 = U * lost.unsqueeze(1), (Xt * lost.unsqueeze(2)).transpose(1, 2)
+        kept = torch.bmm(U * ~lost.unsqueeze(1), Xt)
+        target = torch.bmm(U_0, torch.bmm(pair(U_0, X_0), X_0.transpose(1, 2)))
+        U, _, Xt = torch.linalg.svd(kept + target)
     return torch.bmm(U, Xt)
+
+
+def _pairing(slots: Tensor, directions: Tensor) -> Tensor:
+    """Directions that are near no slot go to the free slots in order, as far as they have one.
+
+    (1 − |k − l|)₊: the k-th coordinate of the directions is to go to the l-th slot.
+    """
+    places = _places(directions).unsqueeze(1) - _places(slots).unsqueeze(2)
+    target = torch.bmm((1 - places.abs()).clamp_min_(0.0), _weighted(directions))
+    return torch.bmm(slots.transpose(1, 2), _weighted(target))
 
 
 def _weighted(X: Tensor) -> Tensor:
