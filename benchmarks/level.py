@@ -9,6 +9,7 @@ matter. The final loss of EShampoo with its defaults for every threshold and see
 
 import argparse
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
@@ -16,20 +17,31 @@ from unittest.mock import patch
 import torch
 
 from eshampoo.lab.catalogue import setting, workload
-from eshampoo.lab.run.runlog import FILE_NAME, read_log
+from eshampoo.lab.optimizers import Option
+from eshampoo.lab.run.runlog import FILE_NAME, Log, read_log
 from eshampoo.lab.run.training import train
 
 LEVELS = (0.0, 8.0, 64.0, 1024.0, 4096.0)
 
 
-def final_loss(name: str, data: Path | None, seed: int, steps: int | None) -> float:
-    """Train a workload once."""
-    run = workload(name).run("eshampoo", {"lr": 3e-3}, seed=seed, steps=steps)
+def trained(
+    name: str,
+    options: Mapping[str, Option],
+    data: Path | None,
+    seed: int,
+    steps: int | None = None,
+) -> Log:
+    """The log of EShampoo on a workload."""
+    run = workload(name).run("eshampoo", options, seed=seed, steps=steps)
     with tempfile.TemporaryDirectory() as folder:
         train(run, setting(run).data(data), Path(folder))
-        end = read_log(Path(folder) / FILE_NAME).end
-    assert end is not None
-    return float(end["final_loss"])
+        return read_log(Path(folder) / FILE_NAME)
+
+
+def final_loss(log: Log) -> float:
+    """What a run came to."""
+    assert log.end is not None
+    return float(log.end["final_loss"])
 
 
 def main() -> None:
@@ -48,7 +60,9 @@ def main() -> None:
     for level in LEVELS:
         with patch("eshampoo.math.solvers.LEVEL", level):
             losses = [
-                final_loss(options.workload, options.data, seed, options.steps)
+                final_loss(
+                    trained(options.workload, {"lr": 3e-3}, options.data, seed, options.steps)
+                )
                 for seed in range(options.seeds)
             ]
         shown = ", ".join(f"{loss:.4g}" for loss in losses)

@@ -138,9 +138,8 @@ class Options:
         eigenvalues: "stale", frozen with the basis, or "fresh", diag Λ̂ at every check.
         exponent: p of D^{-p}; 1 for the statistics of the Fisher. Parameters under Adam keep 1/2.
         statistics: whose gradients the factors, and D of EShampoo, see: those of every "step", or
-            those that are there when `optimizer.observe()` is called, of labels sampled from the
-            model for instance (Tensor Normal Training). Checks then follow the count of
-            observations; until its first one a block goes by its steps, without a basis.
+            those at `optimizer.observe()`, of sampled labels for instance (Tensor Normal Training).
+            Checks then count observations; before the first, a block has no basis.
         beta3: β3, the averaging constant of D; None means β2.
         correction: D on a change of basis: "naive" keeps it (Algorithm 2); "bounded" keeps it and
             cuts off what Adam could not reach in a basis that stands still; "basis_aware" maps it

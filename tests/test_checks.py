@@ -52,7 +52,8 @@ def by_the_rule(beta, novelty, last):
 @settings(deadline=None, max_examples=150)
 @given(
     beta=st.floats(0, 1) | st.sampled_from([0.0, 0.9, 0.95, 0.99, 0.999, 0.9999, 1.0]),
-    novelty=st.floats(0, 1, exclude_min=True) | st.sampled_from([0.01, 0.05, 0.1, 0.5, 1.0]),
+    # Next to 1 the decimal number that a float is printed as has another distance to 1.
+    novelty=st.floats(0, 0.999, exclude_min=True) | st.sampled_from([0.01, 0.05, 0.1, 0.5, 1.0]),
 )
 # Equalities that floating point gets wrong: β = 1 − ν, β² = 1 − ν, and one of both terms.
 @example(beta=0.9, novelty=0.1)

@@ -1,0 +1,52 @@
+"""What bases cost over a whole run: the optimizer's time beside that of as many plain steps.
+
+    python -m benchmarks.overhead [--workloads digits-vit,molecules-gnn] [--data PATH] [--seeds 1]
+
+Every workload at its own length, EShampoo with its defaults. A plain step is one in which no basis
+was computed; CPU seconds of one thread.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+
+from eshampoo.lab.run.runlog import Log
+
+from .level import trained
+
+WORKLOADS = "digits-vit,imagewoof-vit,imagewoof-convnext,molecules-gnn,mri-unet,text-llama"
+
+
+def overhead(log: Log) -> float:
+    """Seconds of all steps over those that plain steps would have taken."""
+    seconds = log.cpu_times["cpu_optimizer"]
+    plain = np.diff(log.computations, prepend=0) == 0
+    return float(seconds.mean() / seconds[plain].mean())
+
+
+def main() -> None:
+    """Print a row per workload."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--workloads", default=WORKLOADS, help="by commas")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--seeds", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in options.workloads.split(","):
+        logs = [trained(name, {}, options.data, seed) for seed in range(options.seeds)]
+        ratio = fmean(overhead(log) for log in logs)
+        bases = fmean(float(log.computations[-1]) for log in logs)
+        print(
+            f"{name:<20} {logs[0].run.steps:>5} steps {bases:>6.0f} bases {ratio:>6.2f}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
