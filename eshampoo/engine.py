@@ -239,7 +239,7 @@ class EigenbasisOptimizer(Optimizer):
         tasks = plan(call, self._buckets, options, verdicts)
         if not self._begun:
             self._begun = True
-            binding.warn_if_flat(self._buckets, self._names())
+            binding.warn_if_plain(self._buckets, self._names())
         devices = {batch.step.device.type for batch in self._batches}
         with guarded(devices, any(o.precision == "highest" for o in options)):
             take = take_step if call == "step" else take_in
@@ -314,7 +314,7 @@ class EigenbasisOptimizer(Optimizer):
         loaded = checkpoint.read_state(state_dict, self._parameters(), self._buckets, self._names())
         self.param_groups, self._begun = groups, True
         if loaded.adam:
-            binding.warn_if_flat(self._buckets, self._names())
+            binding.warn_if_plain(self._buckets, self._names())
         checkpoint.take_over_(self._buckets, loaded, self.state)
         self._bond = binding.bind(self.param_groups, self.state)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():

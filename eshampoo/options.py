@@ -88,7 +88,7 @@ class Options:
         eps: ε, added to √D̃ as in AdamW.
         weight_decay: λ, decoupled.
         budget: the most that the bases of a factor may cost, as a share of the arithmetic of its
-            plain steps, beyond 3 log₂(1 + t/2) of them, which are free. A basis that is due without
+            plain steps, beyond 2.5 log₂(1 + t/2) of them, which are free. What is due without
             credit waits for another check (`basis_report()` says how often). None: no limit.
         rms: the root mean square that the update of every block with a basis is scaled to: the
             learning rate then means the same in every layer and method. √D counts as at least a

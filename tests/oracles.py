@@ -550,7 +550,7 @@ class Oracle:
 
     def may_compute(self, block: Block, i: int) -> bool:
         """Whether the credit of a factor allows what is known of the cost of its next basis."""
-        if self.budget is None or block.computed[i] <= 3 * math.log2(1 + block.age / 2):
+        if self.budget is None or block.computed[i] <= 2.5 * math.log2(1 + block.age / 2):
             return True
         d = len(block.L[i])
         known = {"eigh": eigh_cost(d), "power": qr_cost(d), "qr": qr_cost(d), "partial": 0}

@@ -23,9 +23,6 @@ from .state import is_own
 LOOKS = tuple(map(attrgetter, ("__class__", "shape", "dtype", "device")))
 PLACEMENT = attrgetter("placements", "device_mesh")
 
-# The length of a vector that is no bias and no norm of a model, but a model that was flattened.
-FLAT = 1 << 16
-
 Look = tuple["attrgetter[Any]", list[Tensor], list[Any]]  # how, at which tensors, what was seen
 
 
@@ -134,23 +131,25 @@ def check_materialised(bond: Bond) -> None:
         )
 
 
-def warn_if_flat(buckets: Sequence[Bucket], names: Mapping[Tensor, str]) -> None:
-    """Tell the user of a model that was flattened: all are vectors, some longer than any bias.
+def warn_if_plain(buckets: Sequence[Bucket], names: Mapping[Tensor, str]) -> None:
+    """Tell the user that nothing has a basis: the model was flattened, or it was asked for.
 
-    The rule is about parameters, so ranks that own nothing find what the others find. Matrices
-    without a basis (matrices="adam") were asked for.
+    The rule is about parameters, so ranks that own nothing find what the others find.
     """
     params = [p for bucket in buckets for p in bucket.parameters]
-    long = [p for p in params if p.numel() >= FLAT]
-    if not long or not all(bucket.elementwise for bucket in buckets):
+    if not params or not all(bucket.elementwise for bucket in buckets):
         return
-    if any(sum(size != 1 for size in p.shape) > 1 for p in params):
-        return
+    matrices = [p for p in params if sum(size != 1 for size in p.shape) > 1]
+    longest = max(matrices or params, key=Tensor.numel)
+    why = (
+        "its matrices have matrices='adam'. Leave that to the param groups that want it"
+        if matrices
+        else "all are vectors. If a framework has flattened the model (DeepSpeed ZeRO, FSDP1), the "
+        "rows and columns of its matrices are lost: shard with FSDP2, or DDP with process_group="
+    )
     warnings.warn(
-        f"nothing here has a basis, so this is AdamW: all {len(params)} parameters are vectors, "
-        f"among them {called(long[0], names)}. A framework has flattened the model (DeepSpeed "
-        "ZeRO, FSDP1), and rows and columns of its matrices are lost. Give the optimizer the "
-        "matrices: shard with FSDP2, or DDP with process_group=",
+        f"nothing here has a basis, so this is AdamW: of {len(params)} parameters the largest is "
+        f"{called(longest, names)}, and {why}",
         stacklevel=2,
     )
 

@@ -26,7 +26,7 @@ REORTHONORMALIZE = 50
 
 # Bases of a factor that its budget does not count, each time that the run doubles its length. In a
 # doubling an average that grows older changes by the same share, and early bases matter most.
-FREE = 3
+FREE = 2.5
 
 
 @dataclass
@@ -143,7 +143,7 @@ def _plan_(
 def _has_credit(check: Check, entry: int, budget: float, t: int) -> bool:
     """Whether a factor may have another basis at step t.
 
-        computations ≤ 3 log₂(1 + t/2)   or   spent + cost ≤ budget · t · 3 d ∏d_i
+        computations ≤ 2.5 log₂(1 + t/2)   or   spent + cost ≤ budget · t · 3 d ∏d_i
 
     A plain step rotates G, averages the factor, and rotates U back: 3 d ∏d_i multiply-adds on the
     side of size d. It is counted per factor and not in seconds, so all ranks decide alike.

@@ -416,6 +416,7 @@ def flattened_by_zero(optimizer):
         group["params"] = [vector]
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - {"FullMatrixAdam"}))
 def test_a_model_that_was_flattened_warns_once(method):
     net = nn.Sequential(nn.Linear(256, 255), nn.Linear(255, 256))
@@ -430,6 +431,7 @@ def test_a_model_that_was_flattened_warns_once(method):
     copy.deepcopy(optimizer).step()
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_run_that_goes_on_with_a_flat_model_does_not_warn_again():
     p = nn.Parameter(torch.ones(1 << 16))
     p.grad = torch.ones_like(p)
@@ -446,16 +448,18 @@ def test_a_run_that_goes_on_with_a_flat_model_does_not_warn_again():
     switched.step()
 
 
-@pytest.mark.parametrize(
-    ("shapes", "options"),
-    [
-        ([(4096,), (5, 1)], {}),  # biases
-        ([(1 << 16,), (3, 3)], {}),  # a matrix has a basis
-        ([(1 << 16,), (300, 300)], {"matrices": "adam"}),  # it was asked for
-    ],
-)
-def test_models_that_were_not_flattened_do_not_warn(shapes, options):
+@pytest.mark.filterwarnings("error")
+def test_a_model_in_which_one_matrix_has_a_basis_does_not_warn():
+    shapes = [(1 << 16,), (5, 1), (3, 3)]
     params = parameters([torch.ones(shape) for shape in shapes])
-    optimizer = EShampoo(params, **options)
+    optimizer = EShampoo(params)
     feed(params, [torch.ones(shape) for shape in shapes])
     optimizer.step()
+
+
+def test_matrices_that_are_all_under_adam_warn():
+    params = parameters([torch.ones(4, 3), torch.ones(3)])
+    optimizer = EShampoo(params, matrices="adam")
+    feed(params, [torch.ones(4, 3), torch.ones(3)])
+    with pytest.warns(UserWarning, match=r"AdamW.*\(4, 3\).*matrices='adam'"):
+        optimizer.step()
