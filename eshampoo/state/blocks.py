@@ -69,7 +69,7 @@ def held_sizes(params: Sequence[Tensor]) -> Tensor:
 
     From 1 on squares overflow. 0 where there is no gradient, NaN or Inf where it is not finite.
     """
-    held = [p.new_zeros(1) if p.grad is None else local(p.grad) for p in params]
+    held = [local(p).new_zeros(1) if p.grad is None else local(p.grad) for p in params]
     # In the precision of the state.
     held = [g.to(torch.promote_types(g.dtype, torch.float32)) for g in held]
     norms = foreach_norm([g if g.numel() > 0 else g.new_zeros(1) for g in held])
