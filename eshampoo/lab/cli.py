@@ -83,7 +83,6 @@ def parser() -> Parser:
     compare.add_argument("--seeds", type=some, default=3, metavar="N")
     add_figure_arguments_(reproduce, "FIGURE")
     add_figure_arguments_(study, "STUDY")
-    study.add_argument("--only", metavar="LIST", help="some of its workloads, by commas")
     report.add_argument("directory", type=Path, metavar="DIR")
     add_run_arguments_((train, compare, reproduce, study))
     for command in (train, compare):
@@ -104,6 +103,7 @@ def parser() -> Parser:
 def add_figure_arguments_(command: Parser, what: str) -> None:
     """Add the arguments of a command that makes many runs for one page."""
     command.add_argument("figure", metavar=what)
+    command.add_argument("--only", metavar="LIST", help="some of its workloads, by commas")
     command.add_argument(
         "--jobs",
         type=some,

@@ -69,11 +69,23 @@ def reproduce(known: argparse.Namespace, console: Console) -> int:
     if known.figure not in figures:
         names = ", ".join(figures)
         raise UserError(f"unknown figure {known.figure!r}; choose one of: {names}")
-    figure = figures[known.figure]
+    figure = chosen(figures[known.figure], known.only)
     points = plan(figure, known.scale, known.seeds, known.steps)
     out = known.out or Path("runs") / "figures"
     with made(out):
         return finish(figure, points, out, known, console)
+
+
+def chosen(figure: Figure, only: str | None) -> Figure:
+    """Return a figure with the named workloads alone."""
+    if only is None:
+        return figure
+    names = only.split(",")
+    known = [panel.workload for panel in figure.panels]
+    for name in names:
+        if name not in known:
+            raise UserError(f"{name!r} is not in this figure; choose from: {', '.join(known)}")
+    return replace(figure, panels=tuple(p for p in figure.panels if p.workload in names))
 
 
 def finish(

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +11,15 @@ from eshampoo.lab.figures.catalogue import Figure
 from eshampoo.lab.figures.draw import draw
 from eshampoo.lab.figures.evidence import LEFT_OUT, STUDIES
 from eshampoo.lab.figures.page import Problem, page, picture
-from eshampoo.lab.figures.reproduce import Point, collect, group, plan, repeated, searched
+from eshampoo.lab.figures.reproduce import (
+    Point,
+    chosen,
+    collect,
+    group,
+    plan,
+    repeated,
+    searched,
+)
 from eshampoo.lab.files import made, write_atomic
 from eshampoo.lab.run.runlog import Log
 
@@ -34,18 +41,6 @@ def study(known: argparse.Namespace, console: Console) -> int:
             return 130
         write_page(figure, tried, again, logs, out, console)
     return 0
-
-
-def chosen(figure: Figure, only: str | None) -> Figure:
-    """Return a study with the named workloads alone."""
-    if only is None:
-        return figure
-    names = only.split(",")
-    known = [panel.workload for panel in figure.panels]
-    for name in names:
-        if name not in known:
-            raise UserError(f"{name!r} is not in this study; choose from: {', '.join(known)}")
-    return replace(figure, panels=tuple(p for p in figure.panels if p.workload in names))
 
 
 def problems(

@@ -111,4 +111,4 @@ def test_a_study_writes_its_page_from_logs_alone(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "sketch-rates.png").exists()
     capsys.readouterr()
     assert main(["study", "sketch", "--only", "digits"]) == 2
-    assert "'digits' is not in this study; choose from: digits-vit" in capsys.readouterr().err
+    assert "'digits' is not in this figure; choose from: digits-vit" in capsys.readouterr().err
