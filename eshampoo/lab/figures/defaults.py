@@ -61,7 +61,7 @@ def rivals(workload: str) -> list[Curve]:
     soap = {"frequency": 10, **SOAP.get(workload, {})}
     return [
         Curve("AdamW", "adamw", rates=rates),
-        Curve("SOAP, F = 10", "soap", soap, rates=rates),
+        Curve("SOAP", "soap", soap, rates=rates),
         Curve("EShampoo", "eshampoo", DEFAULT, rates=rates),
     ]
 

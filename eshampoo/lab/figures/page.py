@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure as Canvas
 
+from eshampoo.lab.figures.catalogue import Figure
 from eshampoo.lab.figures.standing import shares
 from eshampoo.lab.figures.table import row_text
 from eshampoo.lab.report.compare import Group
@@ -60,7 +61,7 @@ def problem_table(problem: Problem) -> list[str]:
     for label, group in sorted(problem.fresh.items(), key=lambda item: item[1].mean("final_loss")):
         losses = group.values("final_loss")
         steps, seconds = shares(group, problem.adamw)
-        cells = [label, f"{rate(group):g}", f"{fmean(losses):.3g} ± {standard_error(losses):.1g}"]
+        cells = [label, f"{rate(group):g}", f"{fmean(losses):.4g} ± {standard_error(losses):.1g}"]
         cells += [f"{fmean(group.metrics()):.3g}", str(steps), str(seconds)]
         cells += [f"{group.mean('cpu_seconds'):.0f}"]
         for rival in ("AdamW", "SOAP"):
@@ -86,8 +87,8 @@ def transfer_sentence(problem: Problem) -> str:
     adamw = min(group.mean("final_loss") for group in problem.search["AdamW"])
     below = "below" if there < adamw else "not below"
     return (
-        f"AdamW's best rate is {lr:g}; EShampoo ends at {there:.3g} there, {below} AdamW's"
-        f" {adamw:.3g}, and at {best:.3g} at its own best rate: {verdict}."
+        f"AdamW's best rate is {lr:g}; EShampoo ends at {there:.4g} there, {below} AdamW's"
+        f" {adamw:.4g}, and at {best:.4g} at its own best rate: {verdict}."
     )
 
 
@@ -112,12 +113,12 @@ def summary(problems: Sequence[Problem]) -> list[str]:
     ]
 
 
-def page(problems: Sequence[Problem], name: str, left_out: Sequence[str]) -> str:
+def page(problems: Sequence[Problem], figure: Figure, left_out: Sequence[str]) -> str:
     """Write the page."""
     seeds = len(problems[0].adamw.logs)
     first = problems[0].adamw.logs[0].header["environment"]
     lines = [
-        "# Evidence",
+        f"# {figure.title}",
         "",
         "Every optimizer is tried at the same learning rates, a factor √10 apart, on two seeds; a"
         " rate is added while the best one is at an edge. The tables show"
@@ -127,12 +128,12 @@ def page(problems: Sequence[Problem], name: str, left_out: Sequence[str]) -> str
         " process, with one thread. z is the difference of two means over the standard error of"
         " that difference, positive where the method of the row is lower; |z| < 2 is called level.",
         "",
-        f"    eshampoo study {name}",
+        f"    eshampoo study {figure.name}",
         "",
         f"torch {first['torch']}, {first['processor']}. This page is written by that command from"
         " the logs in results/.",
         "",
-        f"![steps and CPU seconds to AdamW's loss]({name}.png)",
+        f"![steps and CPU seconds to AdamW's loss]({figure.name}.png)",
         "",
         *summary(problems),
         "",
@@ -150,7 +151,7 @@ def page(problems: Sequence[Problem], name: str, left_out: Sequence[str]) -> str
             transfer_sentence(problem),
             "",
         ]
-    lines += ["## Over the learning rate", "", f"![final loss]({name}-rates.png)", ""]
+    lines += ["## Over the learning rate", "", f"![final loss]({figure.name}-rates.png)", ""]
     lines += ["## What was left out", "", *(f"- {entry}" for entry in left_out), ""]
     return "\n".join(lines)
 

@@ -69,7 +69,7 @@ def write_page(
     """Write the page and its pictures."""
     found = problems(figure, tried, again, logs)
     drawn = [(point.panel, point.curve, group(point, logs)) for point in tried]
-    text = page(found, figure.name, LEFT_OUT)
+    text = page(found, figure, LEFT_OUT)
     write_atomic(out / f"{figure.name}.md", text.encode())
     write_atomic(out / f"{figure.name}.png", picture(found))
     write_atomic(out / f"{figure.name}-rates.png", draw(figure, drawn))
