@@ -90,6 +90,7 @@ def parser() -> Parser:
         command.add_argument("--resume", action="store_true", help="continue what was interrupted")
         command.add_argument("--checkpoint-every", type=positive, default=200, metavar="STEPS")
         command.add_argument("--tensorboard", action="store_true", help="also log there")
+        command.add_argument("--evaluations", type=positive, metavar="N", help="of the metric")
     for command in (workloads, train, compare, reproduce, study):
         command.add_argument(
             "--data",
@@ -104,6 +105,7 @@ def parser() -> Parser:
 def add_figure_arguments_(command: Parser, what: str) -> None:
     """Add the arguments of a command that makes many runs for one page."""
     command.add_argument("figure", metavar=what)
+    command.set_defaults(evaluations=None)  # a figure says how many it needs
     command.add_argument(
         "--jobs",
         type=some,

@@ -69,6 +69,7 @@ class _State:
     model: nn.Module
     optimizer: Optimizer
     log: RunLog
+    evaluations: int  # of the metric
     step: int = 0
     logging: float = 0.0  # seconds spent on the log
     diverged: bool = False
@@ -82,6 +83,7 @@ def train(
     command: str = "",
     resume: bool = False,
     checkpoint_every: int = 200,
+    evaluations: int | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
@@ -90,6 +92,7 @@ def train(
     A stopped or killed run continues with ``resume`` to the same curve, bit for bit.
     """
     state = _begin(run, dataset, out, command)
+    state.evaluations = evaluations or state.evaluations
     make_directory(out)  # only now: a run that is refused leaves nothing behind
     if resume:
         _resume_(state, out)
@@ -147,7 +150,7 @@ def _begin(run: Run, dataset: Dataset, out: Path, command: str) -> _State:
     factors = factors_record(optimizer, kinds)
     if factors is not None:
         log.add(factors)
-    return _State(run, row, chosen, dataset, model, optimizer, log)
+    return _State(run, row, chosen, dataset, model, optimizer, log, chosen.evaluations)
 
 
 def _step_(state: _State) -> float:
@@ -235,7 +238,7 @@ def _apply_schedules_(state: _State) -> None:
 
 def _evaluate_(state: _State) -> None:
     """Log the metric on the validation set when it is due."""
-    every = max(1, state.run.steps // state.setting.evaluations)
+    every = max(1, state.run.steps // state.evaluations)
     if state.step % every and state.step != state.run.steps:
         return
     generator = torch.get_rng_state()
