@@ -133,6 +133,7 @@ def add_run_arguments_(commands: Sequence[Parser]) -> None:
         command.add_argument("--steps", type=positive, metavar="N", help="instead of the scale's")
         command.add_argument("--out", type=Path, metavar="DIR")
         command.add_argument("--threads", type=some, metavar="N", help="of each run")
+        command.add_argument("--device", default="cpu", help="where runs compute: cpu, cuda, …")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

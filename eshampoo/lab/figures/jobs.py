@@ -25,6 +25,7 @@ def run_command(run: Run, place: Path, threads: int, known: argparse.Namespace) 
     words += ["--optimizer", run.optimizer, "--scale", run.scale, "--seed", str(run.seed)]
     words += ["--steps", str(run.steps), "--threads", str(threads), "--out", str(place)]
     words += [f"--data={known.data}"] if known.data is not None else []
+    words += ["--device", known.device] if known.device != "cpu" else []
     words += [f"--evaluations={known.evaluations}"] if known.evaluations is not None else []
     return words + [f"--{key}={typed(option)}" for key, option in run.options.items()]
 

@@ -44,7 +44,7 @@ class Block(nn.Module):
         y: Tensor = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
         y = self.project(self.response(self.activation(self.expand(y)))).permute(0, 3, 1, 2)
         if self.training and self.drop > 0:
-            kept = torch.rand(len(x), 1, 1, 1) >= self.drop
+            kept = torch.rand(len(x), 1, 1, 1, device=x.device) >= self.drop
             y = y * kept / (1 - self.drop)
         return x + y
 
