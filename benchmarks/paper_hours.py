@@ -53,11 +53,16 @@ def work(run: Run) -> tuple[float, float]:
     optimizer = build_optimizer(run.optimizer, model, run.options)
     if not isinstance(optimizer, EigenbasisOptimizer):
         return run.steps * step, 0.0
-    factors = [factor for factor in optimizer.basis_report() if factor.mode >= 0]
-    products = 3 * sum(2 * factor.size * prod(factor.shape) for factor in factors) / RATE
+    sizes = [  # of every factor, with the number of elements of its block
+        (bucket.shape[mode], prod(bucket.shape))
+        for bucket in optimizer._buckets
+        for mode in bucket.modes
+        for _ in bucket.blocks
+    ]
+    products = 3 * sum(2 * size * elements for size, elements in sizes) / RATE
     frequency = run.options.get("frequency", 1)
     checks = run.steps / (frequency if isinstance(frequency, int) else 10)  # SOAP has its own, 10
-    bases = sum(10 * factor.size**3 for factor in factors) / EIGH_RATE
+    bases = sum(10 * size**3 for size, _ in sizes) / EIGH_RATE
     return run.steps * (step + products), checks * bases
 
 
