@@ -63,7 +63,7 @@ class ConvNeXt(nn.Module):
     ) -> None:
         super().__init__()
         # the chance of dropping a block grows linearly with its depth
-        rates = torch.linspace(0, drop_path, sum(depths)).tolist()
+        rates = torch.linspace(0, drop_path, sum(depths), device="cpu").tolist()
         layers: list[nn.Module] = []
         before = 3
         for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
