@@ -124,7 +124,7 @@ def on_two(folder, point, steps):
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     told = [str(point), str(steps), str(folder), str(folder / "weights.pt")]
     done = subprocess.run(
-        [sys.executable, *words, str(STAND_IN), *told], capture_output=True, text=True, timeout=240
+        [sys.executable, *words, str(STAND_IN), *told], capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     return torch.load(folder / "weights.pt")

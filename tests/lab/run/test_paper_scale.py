@@ -8,7 +8,6 @@ import pytest
 import torch
 from tiny_runs import trained
 
-from eshampoo import EShampoo
 from eshampoo.lab.catalogue import WORKLOADS
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.figures.appendix import APPENDIX
@@ -88,21 +87,6 @@ def test_a_run_of_the_paper_steps_saves_and_resumes(figure, workload, label, tmp
     assert np.isfinite(whole.loss).all()
     assert len(whole.loss) == 2
     assert np.array_equal(parts.loss, whole.loss)
-
-
-def test_the_papers_llama_is_built_with_its_vocabulary_in_four_blocks():
-    run = at_paper_scale(APPENDIX["patterns-llama"], "text-llama", "EShampoo")
-    with torch.device("meta"):
-        model = WORKLOADS["text-llama"].settings["paper"].model(32_768)
-    optimizer = EShampoo(model.named_parameters(), **run.options)
-    blocks = {
-        block.shape: block.total
-        for bucket in optimizer._buckets
-        for block in bucket.blocks
-        if block.parameter is model.head.weight
-    }
-    assert blocks == {(8192, 1024): 4}
-    assert max(size for bucket in optimizer._buckets for size in bucket.shape) == 8192
 
 
 def test_a_device_that_is_not_there_is_told(tmp_path):
