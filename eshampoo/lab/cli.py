@@ -89,6 +89,7 @@ def parser() -> Parser:
         command.add_argument("--resume", action="store_true", help="continue what was interrupted")
         command.add_argument("--checkpoint-every", type=positive, default=200, metavar="STEPS")
         command.add_argument("--tensorboard", action="store_true", help="also log there")
+        command.add_argument("--evaluations", type=positive, metavar="N", help="of the metric")
     for command in (workloads, train, compare, reproduce, study):
         command.add_argument(
             "--data",
@@ -104,6 +105,7 @@ def add_figure_arguments_(command: Parser, what: str) -> None:
     """Add the arguments of a command that makes many runs for one page."""
     command.add_argument("figure", metavar=what)
     command.add_argument("--only", metavar="LIST", help="some of its workloads, by commas")
+    command.set_defaults(evaluations=None)  # a figure says how many it needs
     command.add_argument(
         "--jobs",
         type=some,
@@ -131,6 +133,7 @@ def add_run_arguments_(commands: Sequence[Parser]) -> None:
         command.add_argument("--steps", type=positive, metavar="N", help="instead of the scale's")
         command.add_argument("--out", type=Path, metavar="DIR")
         command.add_argument("--threads", type=some, metavar="N", help="of each run")
+        command.add_argument("--device", default="cpu", help="where runs compute: cpu, cuda, …")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -148,6 +148,8 @@ def train_all(
                 command=command,
                 resume=known.resume,
                 checkpoint_every=known.checkpoint_every,
+                evaluations=known.evaluations,
+                device=known.device,
                 watch=display.observer(run, out / "tensorboard" if known.tensorboard else None),
                 stopped=stopped,
             )

@@ -120,7 +120,7 @@ def average_precision(scores: Tensor, labels: Tensor) -> float:
         truth = labels[known, task]
         if 0 < truth.sum() < len(truth):
             ranked = truth[scores[known, task].argsort(descending=True, stable=True)]
-            precision = ranked.cumsum(0) / torch.arange(1, len(ranked) + 1)
+            precision = ranked.cumsum(0) / torch.arange(1, len(ranked) + 1, device=ranked.device)
             values.append(float((precision * ranked).sum() / ranked.sum()))
     return sum(values) / len(values) if values else float("nan")
 

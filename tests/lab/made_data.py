@@ -148,6 +148,7 @@ def text_file(directory):
 MAKERS = {
     "digits-vit": lambda directory: None,
     "imagewoof-vit": imagewoof_tar,
+    "imagewoof-vit-bare": imagewoof_folder,
     "imagewoof-convnext": imagewoof_folder,
     "mri-unet": fastmri_folder,
     "molecules-gnn": moleculenet_csv,

@@ -15,7 +15,7 @@ from eshampoo.lab.run.runs import Scale
 
 Horizontal = Literal["rate", "step", "time", "cost", "share"]
 AXES: tuple[Horizontal, ...] = ("step", "time")
-Grouping = Literal["letter", "bias", "layer"]
+Grouping = Literal["letter", "bias", "layer", "part", "ends"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Curve:
     frequency: int | None = None  # the paper's F; None keeps the optimizer's default
     # a scale without rates takes the workload's own
     rates: Mapping[Scale, tuple[float, ...]] = field(default_factory=dict)
+    scaled: Mapping[Scale, Mapping[str, Option]] = field(default_factory=dict)  # of one scale alone
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Figure:
     extend: bool = False  # tries further rates while the best of a curve is at an edge
     fresh: int = 0  # further seeds, at the best learning rate of each curve
     steps: Mapping[Scale, int] = field(default_factory=dict)  # else the workload's own
+    evaluations: int | None = None  # of the metric in a run, for a table of targets
     # what an optimizer is given where a curve does not say otherwise
     options: Mapping[str, Mapping[str, Option]] = field(default_factory=lambda: PAPER)
 

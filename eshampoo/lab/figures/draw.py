@@ -138,6 +138,13 @@ def pattern_group(factor: Factor, grouping: Grouping) -> str | None:
     if grouping == "bias":
         weights = "weights" if factor.letter != "A" else None
         return "biases" if factor.kind == "bias" else weights
+    if grouping == "part":
+        part = {"attention": "attention", "feed_forward": "MLP"}.get(factor.kind)
+        return part and f"{part}, {factor.letter}"
+    if grouping == "ends":
+        end = "embedding" if factor.kind == "embedding" else None
+        end = "output layer" if factor.parameter == "head.weight" else end
+        return end and f"{end}, {factor.letter}"
     if factor.kind == "norm":
         return "norms"
     return "linear layers" if factor.kind in ("linear", "bias", *PARTS) else None

@@ -19,12 +19,14 @@ from eshampoo.lab.run.runs import Run, typed
 POLL = 0.2  # seconds between looks at the running jobs
 
 
-def run_command(run: Run, place: Path, threads: int, data: Path | None) -> list[str]:
+def run_command(run: Run, place: Path, threads: int, known: argparse.Namespace) -> list[str]:
     """Return the command that trains one run in a process of its own."""
     words = [sys.executable, "-m", "eshampoo.lab", "train", run.workload, "--resume"]
     words += ["--optimizer", run.optimizer, "--scale", run.scale, "--seed", str(run.seed)]
     words += ["--steps", str(run.steps), "--threads", str(threads), "--out", str(place)]
-    words += [f"--data={data}"] if data is not None else []
+    words += [f"--data={known.data}"] if known.data is not None else []
+    words += ["--device", known.device] if known.device != "cpu" else []
+    words += [f"--evaluations={known.evaluations}"] if known.evaluations is not None else []
     return words + [f"--{key}={typed(option)}" for key, option in run.options.items()]
 
 
@@ -42,7 +44,7 @@ def run_all(missing: dict[Path, Run], known: argparse.Namespace, console: Consol
             while waiting or active:
                 while waiting and len(active) < known.jobs:
                     place = waiting.pop(0)
-                    words = run_command(missing[place], place, threads, known.data)
+                    words = run_command(missing[place], place, threads, known)
                     active[place] = start(words)
                 time.sleep(POLL)
                 for place in [place for place, job in active.items() if job.poll() is not None]:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from eshampoo.lab.catalogue import workload
 from eshampoo.lab.errors import UserError
+from eshampoo.lab.figures.appendix import APPENDIX
 from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure
 from eshampoo.lab.figures.defaults import CHOICES, DEFAULTS
 from eshampoo.lab.figures.draw import draw
@@ -48,7 +49,8 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
         lengths = {scale: row.settings[scale].steps, **figure.steps, **panel.steps}
         length = steps or lengths[scale]
         for curve in panel.curves:
-            options = {**figure.options.get(curve.optimizer, {}), **curve.options}
+            own = {**curve.options, **curve.scaled.get(scale, {})}
+            options = {**figure.options.get(curve.optimizer, {}), **own}
             if curve.frequency is not None:
                 paper = row.settings["paper"].steps
                 options["frequency"] = scaled_frequency(curve.frequency, length, paper)
@@ -65,11 +67,12 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
 
 def reproduce(known: argparse.Namespace, console: Console) -> int:
     """Carry out ``eshampoo reproduce``: the runs that are missing, the figure, its table."""
-    figures = {**FIGURES, DEFAULTS.name: DEFAULTS, CHOICES.name: CHOICES, **MEMBERS}
+    figures = {**FIGURES, DEFAULTS.name: DEFAULTS, CHOICES.name: CHOICES, **MEMBERS, **APPENDIX}
     if known.figure not in figures:
         names = ", ".join(figures)
         raise UserError(f"unknown figure {known.figure!r}; choose one of: {names}")
     figure = chosen(figures[known.figure], known.only)
+    known = argparse.Namespace(**{**vars(known), "evaluations": figure.evaluations})
     points = plan(figure, known.scale, known.seeds, known.steps)
     out = known.out or Path("runs") / "figures"
     with made(out):

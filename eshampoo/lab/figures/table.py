@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from eshampoo.lab.figures.catalogue import Curve, Figure
+from eshampoo.lab.figures.targets import target_cells, target_of
 from eshampoo.lab.report.compare import (
     Group,
     baseline,
@@ -34,6 +35,8 @@ def figure_table(figure: Figure, points: Points, command: str) -> str:
         columns = ["method", "options", "F / steps"]
         columns += measure_names(first.header["metric"], "in the optimizer", cpu)
         columns += ["Σ \\|S\\|³", "to AdamW's best"]
+        target = None if figure.evaluations is None else target_of(groups)
+        columns += [] if target is None else [f"hits {target:.4g}", "steps to it", "seconds to it"]
         lines += [
             f"## {panel.title}",
             "",
@@ -44,7 +47,7 @@ def figure_table(figure: Figure, points: Points, command: str) -> str:
             "",
             row_text(columns),
             "|---" * len(columns) + "|",
-            *(row_text(table_row(group, baseline(groups), cpu)) for group in groups),
+            *(row_text(table_row(group, baseline(groups), cpu, target)) for group in groups),
             "",
         ]
     return "\n".join(lines)
@@ -55,7 +58,7 @@ def row_text(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def table_row(group: Group, reference: Group | None, cpu: bool) -> list[str]:
+def table_row(group: Group, reference: Group | None, cpu: bool, target: float | None) -> list[str]:
     """Return the cells of one group of runs."""
     run = group.run
     options = ", ".join(f"{key} {typed(value)}" for key, value in run.options.items())
@@ -63,7 +66,8 @@ def table_row(group: Group, reference: Group | None, cpu: bool) -> list[str]:
     share = f"{frequency / run.steps:.2%}" if isinstance(frequency, int) else "–"
     work = fmean(decomposition_work(log) for log in group.logs)
     reached = reached_text(group, reference)
-    return [group.label, options, share, *measures(group, cpu), f"{work:.2g}", reached]
+    way = [] if target is None else target_cells(group, target)
+    return [group.label, options, share, *measures(group, cpu), f"{work:.2g}", reached, *way]
 
 
 def decomposition_work(log: Log) -> float:

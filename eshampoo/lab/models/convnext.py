@@ -44,7 +44,7 @@ class Block(nn.Module):
         y: Tensor = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
         y = self.project(self.response(self.activation(self.expand(y)))).permute(0, 3, 1, 2)
         if self.training and self.drop > 0:
-            kept = torch.rand(len(x), 1, 1, 1) >= self.drop
+            kept = torch.rand(len(x), 1, 1, 1, device=x.device) >= self.drop
             y = y * kept / (1 - self.drop)
         return x + y
 
@@ -63,7 +63,7 @@ class ConvNeXt(nn.Module):
     ) -> None:
         super().__init__()
         # the chance of dropping a block grows linearly with its depth
-        rates = torch.linspace(0, drop_path, sum(depths)).tolist()
+        rates = torch.linspace(0, drop_path, sum(depths), device="cpu").tolist()
         layers: list[nn.Module] = []
         before = 3
         for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):

@@ -8,10 +8,10 @@ from torch.nn.functional import scaled_dot_product_attention, unfold
 class Attention(nn.Module):
     """Pre-norm multi-head self-attention without biases."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, affine: bool) -> None:
         super().__init__()
         self.heads = heads
-        self.norm = nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width, elementwise_affine=affine)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
@@ -27,14 +27,20 @@ class Attention(nn.Module):
 class FeedForward(nn.Sequential):
     """Pre-norm two-layer perceptron."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, affine: bool) -> None:
         super().__init__(
-            nn.LayerNorm(width), nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)
+            nn.LayerNorm(width, elementwise_affine=affine),
+            nn.Linear(width, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, width),
         )
 
 
 class SimpleViT(nn.Module):
-    """Patches, ``depth`` blocks of attention and perceptron, mean over the patches, linear head."""
+    """Patches, ``depth`` blocks of attention and perceptron, mean over the patches, linear head.
+
+    Layer norms have a scale and a shift if ``affine``.
+    """
 
     def __init__(
         self,
@@ -47,14 +53,15 @@ class SimpleViT(nn.Module):
         heads: int,
         hidden: int,
         channels: int = 3,
+        affine: bool = True,
     ) -> None:
         super().__init__()
         self.patch = patch
         values = channels * patch * patch
         self.embed = nn.Linear(values, width)
-        self.attention = nn.ModuleList(Attention(width, heads) for _ in range(depth))
-        self.feed_forward = nn.ModuleList(FeedForward(width, hidden) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
+        self.attention = nn.ModuleList(Attention(width, heads, affine) for _ in range(depth))
+        self.feed_forward = nn.ModuleList(FeedForward(width, hidden, affine) for _ in range(depth))
+        self.norm = nn.LayerNorm(width, elementwise_affine=affine)
         self.head = nn.Linear(width, classes)
         self.positions: Tensor
         self.register_buffer("positions", sine_positions(size // patch, width), persistent=False)

@@ -28,6 +28,7 @@ from eshampoo.lab.run.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from eshampoo.lab.run.device import beside, device_record, placed, wait
 from eshampoo.lab.run.environment import environment
 from eshampoo.lab.run.runlog import (
     CPU_TIMES,
@@ -69,6 +70,7 @@ class _State:
     model: nn.Module
     optimizer: Optimizer
     log: RunLog
+    evaluations: int  # of the metric
     step: int = 0
     logging: float = 0.0  # seconds spent on the log
     diverged: bool = False
@@ -82,6 +84,8 @@ def train(
     command: str = "",
     resume: bool = False,
     checkpoint_every: int = 200,
+    evaluations: int | None = None,
+    device: str = "cpu",
     watch: Callable[[Progress], None] = lambda progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
@@ -89,7 +93,8 @@ def train(
 
     A stopped or killed run continues with ``resume`` to the same curve, bit for bit.
     """
-    state = _begin(run, dataset, out, command)
+    state = _begin(run, dataset, out, command, device)
+    state.evaluations = evaluations or state.evaluations
     make_directory(out)  # only now: a run that is refused leaves nothing behind
     if resume:
         _resume_(state, out)
@@ -111,7 +116,7 @@ def train(
     return True
 
 
-def _begin(run: Run, dataset: Dataset, out: Path, command: str) -> _State:
+def _begin(run: Run, dataset: Dataset, out: Path, command: str, device: str) -> _State:
     """Make model, optimizer and log of a run at step 0."""
     row = workload(run.workload)
     chosen = setting(run)
@@ -126,7 +131,7 @@ def _begin(run: Run, dataset: Dataset, out: Path, command: str) -> _State:
             " data or a smaller --scale"
         )
     torch.manual_seed(run.seed)
-    model = chosen.model(dataset.outputs)
+    model = placed(chosen.model(dataset.outputs), device)  # the same start on every device
     optimizer = build_optimizer(run.optimizer, model, run.options)
     kinds = parameter_kinds(model)
     log = RunLog(out)
@@ -141,13 +146,13 @@ def _begin(run: Run, dataset: Dataset, out: Path, command: str) -> _State:
             "higher_is_better": row.higher_is_better,
             "trivial": row.trivial(dataset),
             "command": command,
-            "environment": environment(),
+            "environment": {**environment(), **device_record(model)},
         }
     )
     factors = factors_record(optimizer, kinds)
     if factors is not None:
         log.add(factors)
-    return _State(run, row, chosen, dataset, model, optimizer, log)
+    return _State(run, row, chosen, dataset, model, optimizer, log, chosen.evaluations)
 
 
 def _step_(state: _State) -> float:
@@ -156,7 +161,7 @@ def _step_(state: _State) -> float:
     _apply_schedules_(state)
     begin, begin_cpu = time.perf_counter(), time.process_time()
     indices = batch_indices(len(state.dataset), state.setting.batch, run.seed, state.step)
-    batch = state.dataset.batch(indices, seeded(run.seed, state.step, 1))
+    batch = beside(state.dataset.batch(indices, seeded(run.seed, state.step, 1)), model)
     loaded = time.perf_counter()
     model.train()
     observing, observing_cpu = _observe_(state, batch)
@@ -173,6 +178,7 @@ def _step_(state: _State) -> float:
     differentiated, differentiated_cpu = time.perf_counter(), time.process_time()
     # A line search asks for the loss again, and that is part of the optimizer's time.
     optimizer.step(differentiate if isinstance(optimizer, LBFGS) else None)
+    wait(model)
     updated, updated_cpu = time.perf_counter(), time.process_time()
     state.step += 1
     state.diverged = not math.isfinite(loss)
@@ -235,13 +241,14 @@ def _apply_schedules_(state: _State) -> None:
 
 def _evaluate_(state: _State) -> None:
     """Log the metric on the validation set when it is due."""
-    every = max(1, state.run.steps // state.setting.evaluations)
+    every = max(1, state.run.steps // state.evaluations)
     if state.step % every and state.step != state.run.steps:
         return
     generator = torch.get_rng_state()
     state.model.eval()
     with torch.no_grad():
-        metric = state.workload.metric(state.model, state.dataset.validation())
+        batches = (beside(batch, state.model) for batch in state.dataset.validation())
+        metric = state.workload.metric(state.model, batches)
     torch.set_rng_state(generator)
     state.log.add({"kind": "evaluation", "step": state.step, "metric": metric})
 

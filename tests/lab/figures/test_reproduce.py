@@ -10,6 +10,7 @@ from tiny_runs import trained
 from eshampoo.lab.cli import main
 from eshampoo.lab.figures import jobs
 from eshampoo.lab.figures import reproduce as reproduce_module
+from eshampoo.lab.figures.appendix import APPENDIX
 from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure, Panel
 from eshampoo.lab.figures.members import MEMBERS
 from eshampoo.lab.figures.reproduce import plan, repeated, scaled_frequency, write_figure
@@ -54,7 +55,9 @@ def results():
     return stored_logs(ROOT / "results", runs)
 
 
-@pytest.mark.parametrize("figure", [*FIGURES.values(), *MEMBERS.values()], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "figure", [*FIGURES.values(), *MEMBERS.values(), *APPENDIX.values()], ids=lambda f: f.name
+)
 @pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
 def test_every_run_of_every_figure_has_options_that_its_optimizer_takes(figure, scale):
     points = plan(figure, scale, None, None)

@@ -32,6 +32,7 @@ def tokens(tmp_path):
 PAPER = {
     "digits-vit": (10, lambda path: images(path, 1, 8), 21.3),
     "imagewoof-vit": (10, images, 21.5),
+    "imagewoof-vit-bare": (10, images, 21.5),
     "imagewoof-convnext": (10, images, 27.9),
     "mri-unet": (1, slices, 7.76),
     "molecules-gnn": (2, graphs, 3.6),
@@ -40,7 +41,7 @@ PAPER = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", PAPER)
 def test_paper_scale_takes_a_step(name, tmp_path):
     outputs, make, millions = PAPER[name]
     row = WORKLOADS[name]
@@ -67,6 +68,14 @@ def test_the_papers_vit_has_the_papers_dimensions():
         "eps": 1e-10,
         "weight_decay": 1e-4,
     }
+
+
+def test_a_vit_with_bare_norms_has_the_same_other_parameters():
+    kinds = [
+        parameter_kinds(WORKLOADS[name].settings["tiny"].model(3))
+        for name in ("imagewoof-vit", "imagewoof-vit-bare")
+    ]
+    assert kinds[1] == {name: kind for name, kind in kinds[0].items() if kind != "norm"} != kinds[0]
 
 
 def test_parameters_have_kinds():

@@ -1,0 +1,143 @@
+"""The figures and tables of the paper's appendix; none of their runs is among the results yet.
+
+Where F or a size of blocks is scaled by another rule than that of ``catalogue.py``, the values of
+each scale are written out.
+"""
+
+from collections.abc import Mapping
+from itertools import product
+
+from eshampoo.lab.figures.catalogue import FULL, PATTERNS, Curve, Figure, Panel
+from eshampoo.lab.figures.defaults import RATES, STEPS
+from eshampoo.lab.optimizers import Option
+from eshampoo.lab.run.runs import SCALES, Scale
+
+PATTERNS_VIT = Figure(
+    name="patterns-vit",
+    title="More patterns of adaptivity",
+    note="The paper: Without parameters in the layer norms of the ViT the counts of L and R stay as"
+    " they are, nothing compensates; in ConvNeXt V2 the difference of L and R is more pronounced.",
+    panels=(
+        Panel("ViT", "imagewoof-vit", (PATTERNS,), "step", "letter"),
+        Panel("ViT, norms without parameters", "imagewoof-vit-bare", (PATTERNS,), "step", "letter"),
+        Panel("ConvNeXt V2", "imagewoof-convnext", (PATTERNS,), "step", "letter"),
+    ),
+    seeds=2,
+)
+
+# The vocabulary is cut into four blocks at every scale, as 32,768 tokens are with the paper's 8192.
+LLAMA = Curve(
+    "EShampoo",
+    "eshampoo",
+    {**FULL, "tau": 0.01},
+    frequency=1,
+    scaled={"paper": {"max_dim": 8192}, "small": {"max_dim": 512}, "tiny": {"max_dim": 75}},
+)
+PATTERNS_LLAMA = Figure(
+    name="patterns-llama",
+    title="Patterns of adaptivity in a language model",
+    note="The paper, on C4: L more often than R, except in the embedding, where they are almost"
+    " alike; A as often as L at first, less after a quarter of the run; no difference between"
+    " attention and MLP. The data are those of --data: give every text its own --runs and"
+    " --results.",
+    panels=(
+        Panel("Factors", "text-llama", (LLAMA,), "step", "letter"),
+        Panel("Attention and MLP", "text-llama", (LLAMA,), "step", "part"),
+        Panel("Embedding and output layer", "text-llama", (LLAMA,), "step", "ends"),
+    ),
+    seeds=2,
+)
+
+
+def decoupled(frequency: int) -> Panel:
+    """Compare the corrections over β2 × β3 at one F."""
+    curves = tuple(
+        Curve(
+            f"β2 = {beta2:g}, β3 = {beta3:g}, {correction.replace('_', '-')}",
+            "eshampoo",
+            {**FULL, "tau": 0.0, "betas": (0.9, beta2), "beta3": beta3, "correction": correction},
+            frequency,
+        )
+        for beta2, beta3, correction in product(
+            (0.9, 0.999), (0.9, 0.999), ("naive", "basis_aware")
+        )
+    )
+    return Panel(f"F = {frequency}", "imagewoof-vit", curves, "step")
+
+
+BETA3 = Figure(
+    name="beta3",
+    title="Averages of the basis (β2) and of the eigenvalues (β3)",
+    note="The paper: hardly any choice of β2 and β3 matters; the basis-aware correction hurts,"
+    " most with low β2, high β3 and low F, where it should help. The paper does not print its"
+    " values; these are ours.",
+    panels=tuple(decoupled(frequency) for frequency in (1, 50, 200)),
+    seeds=2,
+)
+
+# What the winning Shampoo submission to AlgoPerf has for the paper's three workloads.
+WINNER: Mapping[str, Option] = {
+    **FULL,
+    "betas": (0.974662462946591, 0.974919759405183),
+    "eps": 1e-8,
+    "weight_decay": 0.00019716633625688372,
+    "nesterov": True,
+}
+WINNERS_RATE = 0.0014381744028656841
+# A fifth of the paper's F, or our runs would see none of them; 1 stays.
+FREQUENCIES: Mapping[int, int] = {100: 20, 50: 10, 10: 2, 1: 1}
+ROWS: tuple[tuple[int, float], ...] = (
+    *((f, 0.0) for f in FREQUENCIES),
+    *((f, 0.1) for f in FREQUENCIES),
+    (10, 0.01),
+    (1, 0.01),
+)
+
+
+def algoperf_panel(title: str, workload: str) -> Panel:
+    """Return the rows of the paper's full table on one workload."""
+    tried = RATES[workload]
+    searched: Mapping[Scale, tuple[float, ...]] = {
+        "paper": (3e-4, 1e-3, 3e-3), "small": tried, "tiny": tried[1:2],
+    }  # fmt: skip
+    fixed: Mapping[Scale, tuple[float, ...]] = {
+        "paper": (WINNERS_RATE,), "small": tried[1:2], "tiny": tried[1:2],
+    }  # fmt: skip
+
+    def row(label: str, optimizer: str, options: Mapping[str, Option], f: int) -> Curve:
+        scaled: dict[Scale, Mapping[str, Option]] = {
+            scale: {"frequency": f if scale == "paper" else FREQUENCIES[f]} for scale in SCALES
+        }
+        return Curve(label, optimizer, {**WINNER, **options}, None, fixed, scaled)
+
+    curves = (
+        Curve("AdamW", "adamw", rates=searched),
+        row("Adam grafting, F = 100", "shampoo", {}, 100),
+        *(
+            row(f"EShampoo, {f'τ = {tau:g}, ' if tau else ''}F = {f}", "eshampoo", {"tau": tau}, f)
+            for f, tau in ROWS
+        ),
+    )
+    return Panel(title, workload, curves, "step", steps={"small": STEPS[workload]})
+
+
+ALGOPERF_STYLE = Figure(
+    name="algoperf-style",
+    title="Steps and time to a target",
+    note="**AlgoPerf-style, not an AlgoPerf result**: our own workloads and lengths. The target is"
+    " set as AlgoPerf sets its own, but from AdamW alone: the median over the seeds of the best"
+    " validation metric, at AdamW's best learning rate. The metric is taken at twenty steps of a"
+    " run, evenly apart. F in the names is the paper's; small runs have a fifth of it. The paper:"
+    " EShampoo hits more targets than Adam grafting, in fewer steps and less time.",
+    panels=(
+        algoperf_panel("U-Net on magnetic resonance", "mri-unet"),
+        algoperf_panel("ViT on Imagewoof", "imagewoof-vit"),
+        algoperf_panel("Message passing on molecules", "molecules-gnn"),
+    ),
+    seeds=5,
+    evaluations=20,
+)
+
+APPENDIX: Mapping[str, Figure] = {
+    figure.name: figure for figure in (PATTERNS_VIT, PATTERNS_LLAMA, BETA3, ALGOPERF_STYLE)
+}

@@ -1,0 +1,57 @@
+"""Targets as AlgoPerf sets them, and the way to them: hits, steps and seconds."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median
+
+import numpy as np
+
+from eshampoo.lab.report.compare import Group
+from eshampoo.lab.report.significance import standard_error
+from eshampoo.lab.run.runlog import Log
+
+
+def sign(log: Log) -> float:
+    """Return what makes the metric of a run better the higher it is."""
+    return 1.0 if log.header["higher_is_better"] else -1.0
+
+
+def best_metric(log: Log) -> float:
+    """Return the best validation metric of a run; without a finite one, the worst there is."""
+    values = [sign(log) * metric for _, metric in log.evaluations if math.isfinite(metric)]
+    return sign(log) * max(values, default=-math.inf)
+
+
+def target_of(groups: Sequence[Group]) -> float | None:
+    """Return the median over the seeds of AdamW's best metric, at its best learning rate."""
+    tuned = [group for group in groups if group.run.optimizer == "adamw"]
+    if not tuned:
+        return None
+    medians = [median(best_metric(log) for log in group.logs) for group in tuned]
+    return max(medians, key=lambda value: sign(tuned[0].logs[0]) * value)
+
+
+def way_to(log: Log, target: float) -> tuple[float, float]:
+    """Return steps and seconds at the first evaluation that is at the target, infinite if none."""
+    for step, metric in log.evaluations:
+        if sign(log) * metric >= sign(log) * target:
+            place = min(int(np.searchsorted(log.step, step)), len(log.step) - 1)
+            return float(step), float(log.seconds[place])
+    return math.inf, math.inf
+
+
+def target_cells(group: Group, target: float) -> list[str]:
+    """Return hits, and steps and seconds of those that hit, with the standard error of the mean."""
+    ways = [way for log in group.logs if math.isfinite((way := way_to(log, target))[0])]
+    hits = f"{len(ways)}/{len(group.logs)}"
+    if not ways:
+        return [hits, "–", "–"]
+    steps, seconds = zip(*ways, strict=True)
+    return [hits, with_error(steps, 0), with_error(seconds, 1)]
+
+
+def with_error(values: Sequence[float], digits: int) -> str:
+    """Write a mean with its standard error, which a single value does not have."""
+    error = standard_error(values)
+    spread = "" if math.isnan(error) else f" ± {error:.{digits}f}"
+    return f"{fmean(values):.{digits}f}{spread}"

@@ -1,0 +1,37 @@
+"""Where a run computes; data are loaded and augmented on the CPU."""
+
+import torch
+from torch import nn
+
+from eshampoo.lab.data import Batch
+from eshampoo.lab.errors import UserError
+
+
+def placed(model: nn.Module, name: str) -> nn.Module:
+    """Bring a model to a device."""
+    try:
+        return model.to(torch.device(name))
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
+        reason = str(error).splitlines()[0]
+        raise UserError(f"cannot compute on {name!r}: {reason}; give --device cpu") from error
+
+
+def beside(batch: Batch, model: nn.Module) -> Batch:
+    """Bring a batch to the device of a model."""
+    device = next(model.parameters()).device
+    return tuple(part.to(device) for part in batch)
+
+
+def wait(model: nn.Module) -> None:
+    """Wait until a GPU has done what it was given, so that seconds are those of the work."""
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def device_record(model: nn.Module) -> dict[str, str]:
+    """Name the device in the log, where it is not the processor that is named already."""
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        return {}
+    return {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)}
