@@ -95,7 +95,8 @@ class Digits:
 
     def init_model_fn(self, rng):
         torch.manual_seed(rng)
-        model = self.setting.model(self.data.outputs)
+        # in double precision, because sums in another order are then nearly the same
+        model = self.setting.model(self.data.outputs).double()
         if dist.is_initialized():
             model = nn.parallel.DistributedDataParallel(model)
         return model, None
@@ -109,8 +110,12 @@ class Digits:
             inputs, targets = self.data.batch(indices, seeded(rng, step, 1))
             part = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
             # the last examples of a batch do not count, so ranks have different numbers of them
-            weights = (torch.arange(BATCH) < BATCH - 5).float()
-            yield {"inputs": inputs[part], "targets": targets[part], "weights": weights[part]}
+            weights = (torch.arange(BATCH) < BATCH - 5).double()
+            yield {
+                "inputs": inputs[part].double(),
+                "targets": targets[part],
+                "weights": weights[part],
+            }
             step += 1
 
     def model_fn(
