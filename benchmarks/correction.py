@@ -20,7 +20,6 @@ import argparse
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from itertools import product
 from statistics import fmean
 from typing import Literal
 
@@ -39,9 +38,8 @@ WARM = 5
 
 def batches(seed: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Random batches of digits."""
-    digits = datasets.load_digits()
-    images = torch.tensor(digits.data, dtype=torch.float64) / 16
-    labels = torch.tensor(digits.target)
+    data, target = datasets.load_digits(return_X_y=True)
+    images, labels = torch.tensor(data, dtype=torch.float64) / 16, torch.tensor(target)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         chosen = torch.randint(len(images), (64,), generator=generator)
@@ -149,7 +147,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     corrections: tuple[Correction, ...] = ("naive", "basis_aware", "optimal")
-    for correction, lr in product(corrections, options.lr):
+    rates: list[float] = options.lr
+    for correction, lr in ((correction, lr) for correction in corrections for lr in rates):
         found: dict[str, list[float]] = defaultdict(list)
         losses = [train(correction, lr, s, options.steps, found) for s in range(options.seeds)]
         shown = ", ".join(f"{loss:.4f}" for loss in losses)
