@@ -31,6 +31,7 @@ from eshampoo import EShampoo
 from eshampoo.math.solvers import match
 
 Correction = Literal["naive", "basis_aware", "optimal"]
+CORRECTIONS: tuple[Correction, ...] = ("naive", "basis_aware", "optimal")
 BETA2 = 0.999
 WARM = 5
 """Changes before this step say little: A has the rank of a few gradients."""
@@ -134,8 +135,18 @@ def compare(
     found["spread D* after"].append(spread(now))
 
 
+def report(correction: Correction, lr: float, seeds: int, steps: int) -> None:
+    """Print the losses of one correction at one rate, and what its changes of basis showed."""
+    found: dict[str, list[float]] = defaultdict(list)
+    losses = [train(correction, lr, seed, steps, found) for seed in range(seeds)]
+    shown = ", ".join(f"{loss:.4f}" for loss in losses)
+    print(f"correction={correction!r}, lr {lr:g}: final loss {fmean(losses):.4f} ({shown})")
+    for name, values in found.items():
+        print(f"    {name:<18} {fmean(values):.3f}   ({len(values)})", flush=True)
+
+
 def main() -> None:
-    """Print the errors of each rule, and the losses."""
+    """Print a paragraph for every correction and rate."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.correction",
         description=__doc__,
@@ -146,15 +157,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, nargs="+", default=[3e-3, 1e-2, 3e-2])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    corrections: tuple[Correction, ...] = ("naive", "basis_aware", "optimal")
-    rates: list[float] = options.lr
-    for correction, lr in ((correction, lr) for correction in corrections for lr in rates):
-        found: dict[str, list[float]] = defaultdict(list)
-        losses = [train(correction, lr, s, options.steps, found) for s in range(options.seeds)]
-        shown = ", ".join(f"{loss:.4f}" for loss in losses)
-        print(f"correction={correction!r}, lr {lr:g}: final loss {fmean(losses):.4f} ({shown})")
-        for name, values in found.items():
-            print(f"    {name:<18} {fmean(values):.3f}   ({len(values)})", flush=True)
+    for correction in CORRECTIONS:
+        for lr in options.lr:
+            report(correction, lr, options.seeds, options.steps)
 
 
 if __name__ == "__main__":
