@@ -54,7 +54,8 @@ def test_a_bar_that_was_not_measured_says_so():
 def test_a_quick_run_measures_and_writes(tmp_path, capsys):
     assert run.main(["--quick", "--threads", "1", "--output", str(tmp_path)]) == 0
     cases = json.loads((tmp_path / "results.json").read_text())["cases"]
-    assert len(cases) == 4
+    assert len(cases) == 5
+    assert "muon" in {case["spec"].get("contender") for case in cases}
     assert all(case["result"]["threads"] == 1 for case in cases)
     assert cases[-1]["result"]["refreshed"] == {"eigh": 1.0, "partial": 1.0}
     assert "EShampoo plain step / 3-unit limit, 64×4" in capsys.readouterr().out
