@@ -6,7 +6,8 @@ with other ranks.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 
 import torch
 from torch import Tensor
@@ -27,17 +28,26 @@ from .refresh import refresh_
 from .settling import SETTLE_EVERY, settle_
 from .task import Compared, Outcome, Task, Work
 
+Take = Callable[[Sequence[Task], Sequence[Batch]], Outcome]
 
+
+def or_uncount(take: Take) -> Take:
+    """After an error, what did not come to the end of a call has not counted it."""
+
+    @wraps(take)
+    def taken(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
+        try:
+            return take(tasks, batches)
+        except BaseException:
+            uncount_(tasks)
+            raise
+
+    return taken
+
+
+@or_uncount
 def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     """Take one step; which bases failed too often, and whose gradients were skipped."""
-    try:
-        return _take_step(tasks, batches)
-    except BaseException:
-        uncount_(tasks)
-        raise
-
-
-def _take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     by_bucket = {task.bucket: task for task in tasks}
     grafted = [task for task in tasks if task.graft == "parameter"]
     waiting: list[Work] = []  # for their bases
@@ -77,16 +87,9 @@ def _take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     return outcome
 
 
+@or_uncount
 def take_in(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     """Let the statistics see gradients, and move nothing; the outcome is that of `take_step`."""
-    try:
-        return _take_in(tasks, batches)
-    except BaseException:
-        uncount_(tasks)
-        raise
-
-
-def _take_in(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     by_bucket = {task.bucket: task for task in tasks}
     for task in tasks:
         task.bucket.clocks["observe"] = task.clock

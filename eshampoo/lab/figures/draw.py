@@ -53,8 +53,10 @@ def draw_rates(axes: Axes, panel: Panel, points: Sequence[tuple[Curve, Group]]) 
     finite = [v for _, group in points for v in group.values("final_loss") if math.isfinite(v)]
     top = max(finite, default=1.0)
     for index, curve in enumerate(panel.curves):
-        own = sorted((group for other, group in points if other is curve), key=rate_of)
-        rates = [rate_of(group) for group in own]
+        own = sorted(
+            (group for other, group in points if other is curve), key=lambda group: group.run.rate
+        )
+        rates = [group.run.rate for group in own]
         losses = [group.mean("final_loss") for group in own]
         shown = [loss if math.isfinite(loss) else math.nan for loss in losses]
         spread = [group.spread("final_loss") for group in own]
@@ -69,11 +71,6 @@ def draw_rates(axes: Axes, panel: Panel, points: Sequence[tuple[Curve, Group]]) 
     axes.set_yscale("log" if top > 20 * min(finite, default=1.0) else "linear")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("final training loss (× diverged)")
-
-
-def rate_of(group: Group) -> float:
-    """Return the learning rate of a group of runs."""
-    return float(str(group.run.options["lr"]))
 
 
 def best_rates(points: Sequence[tuple[Curve, Group]]) -> list[tuple[Curve, Group]]:

@@ -35,11 +35,6 @@ class Problem:
         return self.fresh["AdamW"]
 
 
-def rate(group: Group) -> float:
-    """Return the learning rate of a group."""
-    return float(str(group.run.options["lr"]))
-
-
 def apart(group: Group, other: Group) -> float:
     """Return z of the final losses of two groups."""
     return significance(group.values("final_loss"), other.values("final_loss"))
@@ -61,7 +56,11 @@ def problem_table(problem: Problem) -> list[str]:
     for label, group in sorted(problem.fresh.items(), key=lambda item: item[1].mean("final_loss")):
         losses = group.values("final_loss")
         steps, seconds = shares(group, problem.adamw)
-        cells = [label, f"{rate(group):g}", f"{fmean(losses):.4g} ± {standard_error(losses):.1g}"]
+        cells = [
+            label,
+            f"{group.run.rate:g}",
+            f"{fmean(losses):.4g} ± {standard_error(losses):.1g}",
+        ]
         cells += [f"{fmean(group.metrics()):.3g}", str(steps), str(seconds)]
         cells += [f"{group.mean('cpu_seconds'):.0f}"]
         for rival in ("AdamW", "SOAP"):
@@ -74,8 +73,8 @@ def problem_table(problem: Problem) -> list[str]:
 def transfer(problem: Problem, method: str = "EShampoo") -> tuple[float, float, float]:
     """Return AdamW's best rate in the search, the method's loss there, and its best loss."""
     best = min(problem.search["AdamW"], key=lambda group: group.mean("final_loss"))
-    own = {rate(group): group.mean("final_loss") for group in problem.search[method]}
-    return rate(best), own.get(rate(best), math.nan), min(own.values())
+    own = {group.run.rate: group.mean("final_loss") for group in problem.search[method]}
+    return best.run.rate, own.get(best.run.rate, math.nan), min(own.values())
 
 
 def transfer_sentence(problem: Problem) -> str:

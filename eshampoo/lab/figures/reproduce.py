@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -71,12 +71,33 @@ def reproduce(known: argparse.Namespace, console: Console) -> int:
     if known.figure not in figures:
         names = ", ".join(figures)
         raise UserError(f"unknown figure {known.figure!r}; choose one of: {names}")
-    figure = chosen(figures[known.figure], known.only)
+    figure = figures[known.figure]
+    out = known.out or Path("runs") / "figures"
+    return carry_out(figure, out, f"{figure.name}-{known.scale}", known, console, write_figure)
+
+
+Write = Callable[
+    [Figure, Sequence[Point], Sequence[Point], Mapping[Path, Log], Path, Console], None
+]
+
+
+def carry_out(
+    figure: Figure, out: Path, name: str, known: argparse.Namespace, console: Console, write: Write
+) -> int:
+    """Get the logs of a figure, of further rates and fresh seeds if it asks for them; write it."""
+    figure = chosen(figure, known.only)
     known = argparse.Namespace(**{**vars(known), "evaluations": figure.evaluations})
     points = plan(figure, known.scale, known.seeds, known.steps)
-    out = known.out or Path("runs") / "figures"
     with made(out):
-        return finish(figure, points, out, known, console)
+        try:
+            tried, logs = searched(figure, points, known, console)
+            again = repeated(tried, logs, figure.fresh)
+            logs |= collect(f"{figure.name}, fresh seeds", again, known, console) if again else {}
+        except KeyboardInterrupt:
+            console.print("interrupted and saved; the same command continues")
+            return 130
+        write(figure, tried, again, logs, out / name, console)
+    return 0
 
 
 def chosen(figure: Figure, only: str | None) -> Figure:
@@ -89,21 +110,6 @@ def chosen(figure: Figure, only: str | None) -> Figure:
         if name not in known:
             raise UserError(f"{name!r} is not in this figure; choose from: {', '.join(known)}")
     return replace(figure, panels=tuple(p for p in figure.panels if p.workload in names))
-
-
-def finish(
-    figure: Figure, points: Sequence[Point], out: Path, known: argparse.Namespace, console: Console
-) -> int:
-    """Get the logs of a figure, of further rates and fresh seeds if it asks for them; draw it."""
-    try:
-        tried, logs = searched(figure, points, known, console)
-        again = repeated(tried, logs, figure.fresh)
-        logs |= collect(f"{figure.name}, fresh seeds", again, known, console) if again else {}
-    except KeyboardInterrupt:
-        console.print("interrupted and saved; the same command continues")
-        return 130
-    write_figure(figure, tried, again, logs, out / f"{figure.name}-{known.scale}", console)
-    return 0
 
 
 def searched(
@@ -127,19 +133,14 @@ def extended(points: Sequence[Point], logs: Mapping[Path, Log]) -> list[Point]:
     for tried in curves(points):
         if len(tried) < 3:
             continue
-        ranked = sorted(tried, key=rate)
+        ranked = sorted(tried, key=lambda point: point.runs[0].rate)
         best = min(ranked, key=lambda point: group(point, logs).mean("final_loss"))
         if best not in (ranked[0], ranked[-1]) or len(ranked) > MOST_RATES:
             continue
-        lr = next_rate(rate(best), 1 if best is ranked[-1] else -1)
+        lr = next_rate(best.runs[0].rate, 1 if best is ranked[-1] else -1)
         runs = tuple(replace(run, options={**run.options, "lr": lr}) for run in best.runs)
         more.append(Point(best.panel, best.curve, runs))
     return more
-
-
-def rate(point: Point) -> float:
-    """Return the learning rate of a point."""
-    return float(str(point.runs[0].options["lr"]))
 
 
 def next_rate(lr: float, direction: int) -> float:

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
-from eshampoo.lab.report.compare import Group, smooth
+from eshampoo.lab.report.compare import Group, first_reached
 from eshampoo.lab.report.significance import standard_error
 from eshampoo.lab.run.runlog import Log
 
@@ -24,10 +24,7 @@ class Share:
 
 def way(log: Log, target: float) -> tuple[float, float]:
     """Return steps and CPU seconds until the averaged loss is at most ``target``."""
-    reached = np.flatnonzero(smooth(log) <= target)
-    if not len(reached):
-        return math.inf, math.inf
-    return float(log.step[reached[0]]), float(np.cumsum(log.cpu_times["cpu"])[reached[0]])
+    return first_reached(log, target, np.cumsum(log.cpu_times["cpu"]))
 
 
 def shares(group: Group, adamw: Group) -> tuple[Share, Share]:

@@ -11,16 +11,8 @@ from eshampoo.lab.figures.catalogue import Figure
 from eshampoo.lab.figures.draw import draw
 from eshampoo.lab.figures.evidence import LEFT_OUT, STUDIES
 from eshampoo.lab.figures.page import Problem, page, picture
-from eshampoo.lab.figures.reproduce import (
-    Point,
-    chosen,
-    collect,
-    group,
-    plan,
-    repeated,
-    searched,
-)
-from eshampoo.lab.files import made, write_atomic
+from eshampoo.lab.figures.reproduce import Point, carry_out, group
+from eshampoo.lab.files import write_atomic
 from eshampoo.lab.run.runlog import Log
 
 
@@ -28,19 +20,8 @@ def study(known: argparse.Namespace, console: Console) -> int:
     """Carry out ``eshampoo study``: the runs that are missing, the page and its pictures."""
     if known.figure not in STUDIES:
         raise UserError(f"unknown study {known.figure!r}; choose one of: {', '.join(STUDIES)}")
-    figure = chosen(STUDIES[known.figure], known.only)
-    points = plan(figure, known.scale, known.seeds, known.steps)
     out = known.out or Path("runs") / "study"
-    with made(out):
-        try:
-            tried, logs = searched(figure, points, known, console)
-            again = repeated(tried, logs, figure.fresh)
-            logs |= collect(f"{figure.name}, fresh seeds", again, known, console)
-        except KeyboardInterrupt:
-            console.print("interrupted and saved; the same command continues")
-            return 130
-        write_page(figure, tried, again, logs, out, console)
-    return 0
+    return carry_out(STUDIES[known.figure], out, known.figure, known, console, write_page)
 
 
 def problems(
@@ -63,14 +44,13 @@ def write_page(
     tried: Sequence[Point],
     again: Sequence[Point],
     logs: Mapping[Path, Log],
-    out: Path,
+    stem: Path,
     console: Console,
 ) -> None:
     """Write the page and its pictures."""
     found = problems(figure, tried, again, logs)
     drawn = [(point.panel, point.curve, group(point, logs)) for point in tried]
-    text = page(found, figure, LEFT_OUT)
-    write_atomic(out / f"{figure.name}.md", text.encode())
-    write_atomic(out / f"{figure.name}.png", picture(found))
-    write_atomic(out / f"{figure.name}-rates.png", draw(figure, drawn))
-    console.print(f"page: {out / figure.name}.md")
+    write_atomic(stem.with_suffix(".md"), page(found, figure, LEFT_OUT).encode())
+    write_atomic(stem.with_suffix(".png"), picture(found))
+    write_atomic(stem.with_name(f"{stem.name}-rates.png"), draw(figure, drawn))
+    console.print(f"page: {stem}.md")

@@ -66,12 +66,16 @@ def smooth(log: Log) -> Array:
     return np.asarray((total[last] - total[first]) / (last - first))
 
 
-def first_reached(log: Log, target: float) -> tuple[float, float]:
-    """Return steps and seconds until the averaged loss is at most ``target``, infinite if never."""
+def first_reached(log: Log, target: float, seconds: Array | None = None) -> tuple[float, float]:
+    """Return steps and seconds until the averaged loss is at most ``target``, infinite if never.
+
+    Seconds are those of training at every step record, if no others are given.
+    """
     reached = np.flatnonzero(smooth(log) <= target)
     if not len(reached):
         return math.inf, math.inf
-    return float(log.step[reached[0]]), float(log.seconds[reached[0]])
+    spent = log.seconds if seconds is None else seconds
+    return float(log.step[reached[0]]), float(spent[reached[0]])
 
 
 def baseline(groups: Sequence[Group]) -> Group | None:

@@ -35,6 +35,11 @@ class Run:
         """Return where the run lies in a directory of runs."""
         return Path(f"{self.workload}-{self.scale}") / self.name
 
+    @property
+    def rate(self) -> float:
+        """Return the learning rate."""
+        return float(str(self.options["lr"]))
+
     def record(self) -> dict[str, Any]:
         """Return the run as JSON data."""
         return asdict(self)
