@@ -39,8 +39,9 @@ type: $(READY)  ## mypy, strict, and pyright
 bench: $(READY)  ## measure against peers and the matrix-product limit; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.run
 
-figures: $(READY)  ## draw the figures of docs/reproduction.md again from the logs in results/
+figures: $(READY)  ## draw the figures of docs/reproduction.md and docs/defaults.md again from results/
 	for name in time fig1 fig2 fig3 fig4 fig5 partial; do $(BIN)/eshampoo reproduce $$name --out docs/reproduction || exit 1; done
+	$(BIN)/eshampoo study defaults --out docs
 
 fuzz: $(READY)  ## 10,000 random cases against the oracles, seeds printed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --cases 10000
