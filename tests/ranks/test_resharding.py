@@ -53,7 +53,7 @@ def test_all_ranks_save_the_same_entries_with_the_same_global_shapes_and_dtypes(
     saved = [
         json.loads((halfway / f"entries-{method}-{rank}.json").read_text()) for rank in range(4)
     ]
-    assert len(saved[0]) > 20
+    assert len(saved[0]) > (20 if method == "Muon" else 50)  # Muon keeps a momentum and no factors
     for entries in saved:
         assert entries == saved[0]
 
