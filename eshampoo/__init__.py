@@ -1,19 +1,26 @@
 """Eigenvalue-corrected Shampoo and its family for PyTorch (paper: "Purifying Shampoo", 2025)."""
 
 from . import schedules
+from .digest import digest
 from .grouping import name_parameters, parameter_groups
 from .optimizers import CASPR, SOAP, EShampoo, FullMatrixAdam, KLShampoo, Muon, Shampoo
+from .plotting import plot_basis
+from .report import BasisReport, FactorReport
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CASPR",
     "SOAP",
+    "BasisReport",
     "EShampoo",
+    "FactorReport",
     "FullMatrixAdam",
     "KLShampoo",
     "Muon",
     "Shampoo",
+    "digest",
     "name_parameters",
     "parameter_groups",
+    "plot_basis",
     "schedules",
 ]

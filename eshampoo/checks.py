@@ -1,12 +1,25 @@
 """When the criterion is evaluated: every F steps, or when enough of a factor's average is new.
 
-Legend: a check at step s, the next one n steps later; β is β2, ν the novelty that is asked for.
+Legend: a check at step s, the next one n steps later; β is β2, ν the novelty that is asked for. A
+block with phase φ ∈ [0, 1) is checked ⌊φn⌋ steps earlier, so that checks are spread over the gap.
 """
 
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import lru_cache
+
+# Up to this step, while averages change quickly, all blocks are checked at once.
+AT_ONCE = 20
+
+
+def is_now(step: int, check: int, gap: int, phase: float) -> bool:
+    """Whether a block with this phase is checked at a step, where others are at `check`.
+
+    The one before was `gap` steps before.
+    """
+    early = int(phase * gap) if check - gap >= AT_ONCE else 0
+    return step == check - early
 
 
 @dataclass(frozen=True)
@@ -15,8 +28,9 @@ class Every:
 
     frequency: int
 
-    def __call__(self, step: int) -> bool:
-        return step % self.frequency == 0
+    def __call__(self, step: int, phase: float = 0.0) -> bool:
+        following = step + -step % self.frequency
+        return is_now(step, following, self.frequency, phase)
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,7 @@ class WhenNew:
         default_factory=lambda: [1], init=False, repr=False, compare=False
     )  # of the checks, as far as anybody has asked
 
-    def __call__(self, step: int) -> bool:
+    def __call__(self, step: int, phase: float = 0.0) -> bool:
         if step <= 1:
             return True
         if self.novelty == 1 and self.beta > 0:  # something of the first gradient always remains
@@ -49,9 +63,10 @@ class WhenNew:
         while (last := steps[-1]) < step:
             gap = self._gap(last)
             if self.beta < 1 and self.beta**last < 1e-9:  # the gap does not grow any more
-                return (step - last) % gap == 0
+                return is_now(step, step + (last - step) % gap, gap, phase)
             steps.append(last + gap)
-        return steps[bisect_left(steps, step)] == step
+        at = bisect_left(steps, step)
+        return is_now(step, steps[at], steps[at] - steps[at - 1], phase)
 
     def _gap(self, last: int) -> int:
         """The smallest n with ρ(s, s + n) ≥ ν; a tie such as β = 1 − ν survives rounding."""

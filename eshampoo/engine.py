@@ -15,15 +15,16 @@ from torch.optim.optimizer import ParamsT
 from .math.foreach import not_compiled
 from .methods import Method
 from .options import Options, Statistics, offered
-from .report import FactorReport, reports
-from .state import binding, checkpoint
+from .report import BasisReport, reports
+from .state import binding, checkpoint, damage, foreign
 from .state.blocks import is_sharded
 from .state.bucket import Batch, Bucket, batches, remember_, remembered
 from .state.build import build, show_
+from .state.garbage import not_collected
 from .step.nonfinite import ask, check_gradients, warn_of
 from .step.precision import guarded
 from .step.refresh import raise_for
-from .step.step import take_in, take_step
+from .step.step import TAKE
 from .step.task import check_use, plan
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ class EigenbasisOptimizer(Optimizer):
         self._calls = {"step": self.method.start, "observe": 0}  # the same on all ranks
         defaults = {name: getattr(options, name) for name in offered(self.options)}
         self.options.of(defaults)  # refused before parameters are looked at, as in torch
-        # A tensor, or nothing, is refused by torch.
-        entries: list[Any] = [] if isinstance(params, Tensor) else list(params)
+        entries: list[Any] = [] if isinstance(params, Tensor) else list(params)  # torch refuses []
         self._given = max(1, sum(isinstance(entry, dict) for entry in entries))  # param groups
         super().__init__(entries or params, {**defaults, "method": self.method.name})
         self._bond, self._ready = binding.bind(self.param_groups, self.state), True
@@ -63,18 +63,12 @@ class EigenbasisOptimizer(Optimizer):
         self._teams: dict[Tensor, Team] = {}  # of the parameters that other ranks have a part in
         self._voters: dict[Team, list[tuple[int, Tensor]]] = {}  # those without a basis, by team
 
-    # ---------------------------------------------------------------- parameters
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, at any time; nothing changes if it is refused."""
         before = len(self.param_groups)
         if self._ready:
             self._follow()
-        if not isinstance(param_group["params"], Tensor | set):
-            param_group = {**param_group, "params": list(param_group["params"])}
-        if not isinstance(param_group["params"], set):
-            binding.check_leaves(param_group["params"])
-        super().add_param_group(param_group)
+        super().add_param_group(binding.listed(param_group))
         try:
             self._build(before)
         except BaseException:
@@ -83,17 +77,24 @@ class EigenbasisOptimizer(Optimizer):
         if self._ready:
             self._bond = binding.bind(self.param_groups, self.state)
 
+    @not_collected()
     @torch.inference_mode(False)
     def _build(self, index: int) -> None:
         """Create the buckets and the state of one group, eagerly, so that checkpoints see it."""
         group = self.param_groups[index]
-        names = binding.named([group])
+        names = self._names()
         o = self.options.of(group)
         # Numbers of other libraries become Python's, which files can hold.
         group.update({name: getattr(o, name) for name in offered(self.options)})
         params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
         binding.check_kinds(group["params"], names)
-        teams = self._find_teams(params, o, index)
+        teams: dict[Tensor, Team] = {}  # those of parameters that other ranks have a part in
+        if o.process_group is not None or any(map(is_sharded, params)):
+            from .ranks.team import agreed_teams  # slow to import, so only where needed
+
+            about = {"the method": self.method.name}
+            about["the number of param groups"] = str(max(self._given, index + 1))
+            teams = agreed_teams(params, o, index, about, self._parameters(), names, self._known)
         buckets = build(index, params, self.method, o, teams, names)
         self._buckets += buckets
         self._batches += batches(buckets)
@@ -105,21 +106,14 @@ class EigenbasisOptimizer(Optimizer):
                 self._voters.setdefault(team, []).append((index, p))
         show_(buckets, params, self.state)
 
-    def _find_teams(self, params: Sequence[Tensor], o: Options, index: int) -> "dict[Tensor, Team]":
-        """The ranks that share the work on each parameter; those not listed are worked on here."""
-        group = o.process_group
-        if group is None and not any(is_sharded(p) for p in params):
-            return {}
-        # Slow to import, so only where needed.
-        from .ranks.agreement import check_agreement, facts
-        from .ranks.team import check_meshes, find_teams
+    def _agree(self, call: str, read: bool = True) -> None:
+        """Refuse a call that other ranks do not make, or make with other options."""
+        for team in self._known.values():
+            team.check_call(call, self._options(), read or team.device.type == "cpu")
 
-        if group is not None:
-            how_many = str(max(self._given, index + 1))
-            about = {"the method": self.method.name, "the number of param groups": how_many}
-            check_agreement(about | facts(o, params), group)
-        check_meshes(self._parameters(), self._names())
-        return find_teams(params, group, self._known)
+    def _groups(self) -> list[dict[str, Any]]:
+        """The param groups, each once: as torch's, `state_dict` allows one that is there twice."""
+        return list({id(group): group for group in self.param_groups}.values())
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -129,18 +123,18 @@ class EigenbasisOptimizer(Optimizer):
 
     # ---------------------------------------------------------------- what it is bound to
 
-    def _follow(self) -> None:
+    def _follow(self, groups: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Bind to what the param groups and `state` hold now, if it is not what it was."""
-        if not (self._same_tensors() and self._same_entries()):
+        groups = self.param_groups if groups is None else groups
+        if not (self._same_tensors(groups) and self._same_entries()):
             self._rebind()
 
-    # Every step asks, so these two leave the loops over parameters to functions written in C.
-
-    def _same_tensors(self) -> bool:
-        bond, groups = self._bond, [group["params"] for group in self.param_groups]
+    def _same_tensors(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        # Every step asks, so loops over parameters are left to functions written in C.
+        bond, tensors = self._bond, [group["params"] for group in groups]
         return (
-            [len(params) if isinstance(params, list) else None for params in groups] == bond.sizes
-            and not any(map(is_not, chain(*groups), chain(*bond.groups)))
+            [len(params) if isinstance(params, list) else None for params in tensors] == bond.sizes
+            and not any(map(is_not, chain(*tensors), chain(*bond.groups)))
             and all(list(map(look, params)) == seen for look, params, seen in bond.looks)
         )
 
@@ -161,7 +155,7 @@ class EigenbasisOptimizer(Optimizer):
         heir_of = binding.heirs(self._bond, binding.as_lists_(self.param_groups), self._begun)
         edits = binding.read_edits(self._bond, self.state, heir_of)
         edits.take_()
-        if edits.afresh or not self._same_tensors():
+        if edits.afresh or not self._same_tensors(self.param_groups):
             self._rebuild(heir_of, edits)
         else:
             for bucket in self._buckets if edits.written else ():
@@ -232,6 +226,9 @@ class EigenbasisOptimizer(Optimizer):
         options = self._options()
         if call == "observe":
             check_use(options)
+        shared, count = bool(self._known), self._calls[call] + 1
+        due = [shared and o.statistics == call and o.checks_at(count) for o in options]
+        self._agree(f"{call}() number {count}", any(due))
         for p, team in self._teams.items():
             team.lay_out_gradient(p)
         check_gradients(self.param_groups, options, self._teams, self._names)
@@ -242,8 +239,7 @@ class EigenbasisOptimizer(Optimizer):
             binding.warn_if_plain(self._buckets, self._names())
         devices = {batch.step.device.type for batch in self._batches}
         with guarded(devices, any(o.precision == "highest" for o in options)):
-            take = take_step if call == "step" else take_in
-            failures, skipped = take(tasks, self._batches)
+            failures, skipped = TAKE[call](tasks, self._batches)
         self._calls[call] += 1
         if skipped and not self._warned:
             self._warned = True
@@ -251,25 +247,22 @@ class EigenbasisOptimizer(Optimizer):
         if self._teams:
             from .ranks.team import everyones
 
-            now = [o.statistics == call and o.checks_at(self._calls[call]) for o in options]
-            due = {bucket.route.team for bucket in self._buckets if now[bucket.group]}
-            failures = everyones(failures, self._teams, due)
+            checked = {bucket.route.team for bucket in self._buckets if due[bucket.group]}
+            failures = everyones(failures, self._teams, checked)
         if failures:
             raise_for(failures, self._names())
 
     def _options(self) -> list[Options]:
         """What the param groups say; read anew if anything was written into them."""
-        groups = [{**group, "params": None} for group in self.param_groups]
+        groups = [{**group, "params": None} for group in self._groups()]
         said = [x for group in groups for pair in group.items() for x in pair]
         unknown = list in map(type, said) or len(said) != len(self._said)  # a list may have changed
         if unknown or any(map(is_not, said, self._said)):
-            read = [self.options.of(group) for group in self.param_groups]
+            read = [self.options.of(group) for group in groups]
             for o, shapes in zip(read, self._shapes, strict=True):
                 o.check_shapes(shapes)
             self._said, self._read = said, read
         return self._read
-
-    # ---------------------------------------------------------------- reports
 
     @property
     def basis_computations(self) -> int:
@@ -277,8 +270,8 @@ class EigenbasisOptimizer(Optimizer):
         self._follow()
         return sum(sum(bucket.counters.computations) for bucket in self._buckets)
 
-    def basis_report(self) -> list[FactorReport]:
-        """Per parameter, block and factor: checks, basis computations, last criterion, history."""
+    def basis_report(self) -> BasisReport:
+        """A list that prints as a table: checks, computations and criterion of every factor."""
         self._follow()
         return reports(self._buckets, self._parameters(), self._names())
 
@@ -291,12 +284,15 @@ class EigenbasisOptimizer(Optimizer):
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        self._follow()
-        state_dict = checkpoint.pack(self.param_groups, self.state, self._buckets)
+        self._follow(self._groups())
+        self._agree(f"state_dict() after step {self._calls['step']}")
+        with not_collected():
+            state_dict = checkpoint.pack(self.param_groups, self.state, self._buckets)
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             state_dict = post_hook(self, state_dict) or state_dict
         return state_dict
 
+    @not_collected()
     @torch.inference_mode(False)
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -304,16 +300,24 @@ class EigenbasisOptimizer(Optimizer):
 
         A state that does not fit is refused before anything has changed.
         """
-        state_dict = dict(state_dict)
-        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = pre_hook(self, state_dict) or state_dict
         self._follow()
-        groups = checkpoint.read_groups(state_dict, self.param_groups, self.method)
-        for group, shapes in zip(groups, self._shapes, strict=True):
-            self.options.of(group).check_shapes(shapes)
-        loaded = checkpoint.read_state(state_dict, self._parameters(), self._buckets, self._names())
+        self._agree("load_state_dict()")
+        with damage.refused_together(self._known.values()):
+            hooks = self._optimizer_load_state_dict_pre_hooks.values()
+            state_dict = checkpoint.after_hooks(state_dict, self, hooks)
+        self._follow()  # hooks may have changed what there is
+        names, params = self._names(), self._parameters()
+        with damage.refused_together(self._known.values()):
+            groups = checkpoint.read_groups(state_dict, self.param_groups, self.method)
+            for group, shapes in zip(groups, self._shapes, strict=True):
+                self.options.of(group).check_shapes(shapes)
+            loaded = checkpoint.read_state(state_dict, params, self._buckets, names)
+        with damage.refused_together(self._known.values()):
+            lenient = {p for g in groups if g["nonfinite"] == "propagate" for p in g["params"]}
+            damage.check_values(loaded.state, lenient, self.method.start, names)
         self.param_groups, self._begun = groups, True
         if loaded.adam:
+            foreign.warn_of_others(state_dict["param_groups"])
             binding.warn_if_plain(self._buckets, self._names())
         checkpoint.take_over_(self._buckets, loaded, self.state)
         self._bond = binding.bind(self.param_groups, self.state)
@@ -322,11 +326,7 @@ class EigenbasisOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """For deepcopy and pickle: each parameter with values of its own, not views of stacks."""
-        if self._known:
-            raise TypeError(
-                "an optimizer that shares its work over ranks cannot be copied or pickled; build "
-                "another one and give it this one's state_dict()"
-            )
+        binding.check_copyable(self._known)
         self._follow()
         state = {key: checkpoint.apart(value) for key, value in self.state.items()}
         if get_spawning_popen() is not None:

@@ -1,4 +1,4 @@
-"""Sort a model's parameters into ordinary param groups by kind, and name those in groups."""
+"""Sort a model's parameters into ordinary param groups by kind, and name those of an optimizer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,22 +14,26 @@ def parameter_groups(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     head: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Param groups of a model's matrices, vectors, embeddings and output head.
+    """Sort a model's parameters into groups: matrices, vectors, embeddings and output head.
 
-    Each group has the key "kind" and named parameters; empty kinds are left out. A parameter that
-    is shared, such as an output head tied to an embedding, is in the group of its first kind:
-    embeddings, then head, then by its number of dimensions.
+    Each group has the key "kind" and named parameters. A kind without parameters has no group. A
+    shared parameter, such as an output head tied to an embedding, is in the group of its first
+    kind: embeddings, then head, then by its number of dimensions.
 
     Args:
         model: any module.
-        options: per kind, the hyperparameters of its group.
-        head: name of the module that makes the outputs; by default the last `nn.Linear`.
+        options: the hyperparameters of each group, by kind.
+        head: name of the module that makes the outputs, by default the last `nn.Linear`.
 
-    >>> model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 8), nn.Linear(8, 50))
-    >>> groups = parameter_groups(model, {"embeddings": {"matrices": "adam"}})
-    >>> [(group["kind"], [name for name, _ in group["params"]]) for group in groups]
-    [('matrices', ['1.weight']), ('vectors', ['1.bias', '2.bias']), ('embeddings', ['0.weight']), \
-('head', ['2.weight'])]
+    Examples:
+        >>> model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 8), nn.Linear(8, 50))
+        >>> groups = parameter_groups(model, {"embeddings": {"matrices": "adam"}})
+        >>> for group in groups:
+        ...     print(group["kind"], [name for name, _ in group["params"]])
+        matrices ['1.weight']
+        vectors ['1.bias', '2.bias']
+        embeddings ['0.weight']
+        head ['2.weight']
     """
     options = options or {}
     unknown = set(options) - set(KINDS)
@@ -55,18 +59,20 @@ def parameter_groups(
 
 
 def name_parameters(optimizer: Optimizer, model: nn.Module) -> None:
-    """Give the parameters of an optimizer that was built without names those of a model.
+    """Name the parameters of an optimizer that was built without names.
 
-    For frameworks that build the optimizer themselves, from bare parameters. Every param group gets
-    `param_names`, as `model.named_parameters()` would have given it, so `basis_report()` and errors
-    speak of names. Torch then wants names of every group that is added later.
+    Some frameworks build the optimizer themselves, from parameters without names. This function
+    writes the `param_names` that `model.named_parameters()` would have given into every param
+    group, so that `basis_report()` and errors show names. If you add a group later, torch wants
+    names for it, too.
 
-    >>> import torch
-    >>> model = nn.Linear(3, 2)
-    >>> optimizer = torch.optim.AdamW(model.parameters())
-    >>> name_parameters(optimizer, model)
-    >>> optimizer.param_groups[0]["param_names"]
-    ['weight', 'bias']
+    Examples:
+        >>> import torch
+        >>> model = nn.Linear(3, 2)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> name_parameters(optimizer, model)
+        >>> optimizer.param_groups[0]["param_names"]
+        ['weight', 'bias']
     """
     names = {p: name for name, p in model.named_parameters()}
     missing = [

@@ -1,10 +1,10 @@
 """The methods of the paper as rows of a table.
 
-Every one of them is the same line (Lemma 1),
+Each method is the same line (Lemma 1):
 
-    U = Q_L ( D^{-p} ⊙ (Q_Lᵀ M Q_R) ) Q_Rᵀ ,
+    U = Q_L ( D^{-p} ⊙ (Q_Lᵀ M Q_R) ) Q_Rᵀ
 
-and they differ only in how the bases Q are kept, how the scale D is computed, and in p. A cell is
+They differ only in how they keep the bases Q, how they compute the scale D, and in p. A cell is
 plain data or one small function, so a new method is a new row.
 """
 
@@ -34,13 +34,13 @@ class Method:
     keeps: Callable[[Options], tuple[str, ...]] = phases.second_moment
     # How the scale divides the momentum: D^{-p} ⊙ M̃.
     divide_: Divide = phases.eigenvalue_corrected_
-    # p; Shampoo shares it out over the k factors of a block.
+    # p; Shampoo divides it among the k factors of a block.
     exponent: Callable[[Options], float] = phases.as_asked
     # Where momentum and factors live.
     home: Home = "eigenbasis"
-    # t before the first gradient; with -1 that one is not counted.
+    # t before the first gradient; with -1 the first gradient does not count.
     start: int = 0
-    # Which gradients move their block: all, or all but the first.
+    # Which gradients move their block: all of them, or all except the first.
     moves: Callable[[Tensor, Tensor], Tensor] = phases.always
     # Whether a basis changes before or after the update of the same step.
     refreshes: Literal["before", "after"] = "before"

@@ -1,4 +1,4 @@
-"""The user's classes: each is a row of the table in `methods.py` and the keywords that it takes."""
+"""The classes that users see. Each is a row of the table in `methods.py`, with its keywords."""
 
 import inspect
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from .math.solvers import Slots, Solver
 from .options import (
     Correction,
     Eigenvalues,
+    Form,
     Frequency,
     Graft,
     GraftScope,
@@ -49,22 +50,22 @@ def takes(options: Callable[P, Options]) -> Callable[[Plain[S]], Constructor[S, 
             for key in kwargs.keys() - own:
                 hint = misspelt(options, key) or f"it takes {', '.join(own)}"
                 raise TypeError(f"{type(self).__name__} has no keyword {key!r}: {hint}")
-            if kwargs.get("graft") is not None:  # a graft sets the size of updates, in place of
-                kwargs.setdefault("rms", None)  # the default of rms
+            if kwargs.get("graft") is not None:  # a graft sets the size of updates instead
+                kwargs.setdefault("rms", None)
             plain(self, params, options(*args, **kwargs))
 
         first = list(inspect.signature(plain).parameters.values())[:2]  # self and params
         keywords = inspect.signature(options)
         signature = keywords.replace(parameters=[*first, *keywords.parameters.values()])
         construct.__signature__ = signature  # type: ignore[attr-defined]
-        return construct  # type: ignore[return-value]  # `params` may be given by name, too
+        return construct  # type: ignore[return-value]  # callers may pass `params` by name, too
 
     return decorate
 
 
 @dataclass(frozen=True, kw_only=True)
 class EShampooOptions(Options):
-    """All but the keywords of Shampoo and Muon."""
+    """All keywords except those of Shampoo and Muon."""
 
     momentum: float = field(default=0.95, init=False)
     ns_steps: int = field(default=5, init=False)
@@ -77,11 +78,12 @@ class EShampooOptions(Options):
 class EShampoo(EigenbasisOptimizer):
     """Eigenvalue-corrected Shampoo (Algorithm 2): Adam in the eigenbasis of Shampoo's factors.
 
-        W ← W − α ( Q_L ( Q_LᵀM̃Q_R ⊘ (√D̃ + ε) ) Q_Rᵀ + λW ),   D ← β3 D + (1−β3) (Q_LᵀGQ_R)^{⊙2}
+        W ← W − α ( Q_L ( Q_LᵀM̂Q_R ⊘ (√D̂ + ε) ) Q_Rᵀ + λW ),   D ← β3 D + (1−β3) (Q_LᵀGQ_R)^{⊙2}
 
-    Each update has a fixed root mean square (`rms`). The paper's own rule is rms=None, budget=None,
-    frequency=F; until step F it is AdamW. The first arguments are those of `torch.optim.AdamW`.
-    Every keyword is also a param-group key and is read anew at every step.
+    Hats mean that an average is corrected for its bias. By default each update has a fixed root
+    mean square (`rms`). The paper's own rule is rms=None, budget=None, frequency=F; until step F it
+    is AdamW. The first arguments are those of `torch.optim.AdamW`. Every keyword is also a
+    param-group key, and the optimizer reads it again at every step.
     """
 
     method, options = methods.ESHAMPOO, EShampooOptions
@@ -93,7 +95,7 @@ class EShampoo(EigenbasisOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class ShampooOptions(Options):
-    """As the winner of AlgoPerf; no keyword that speaks of the second moment D."""
+    """The defaults of the winner of AlgoPerf, without the keywords of the second moment D."""
 
     tau: Tau = 0.0
     frequency: Frequency = 100
@@ -109,12 +111,12 @@ class ShampooOptions(Options):
 
 @final
 class Shampoo(EigenbasisOptimizer):
-    """Shampoo, as it won AlgoPerf by default: stale inverse roots and the step size of Adam.
+    """Shampoo; by default as it won AlgoPerf, with stale inverse roots and the step size of Adam.
 
         U = L^{-1/4} M R^{-1/4},   W ← W − α ( U ‖U_graft‖_F / ‖U‖_F + λW )   (Eq. grafting)
 
-    L^{-1/(2k)} per factor for blocks of order k. The inverse roots are cached, so that a step costs
-    two thirds of EShampoo's matrix products.
+    A block of order k has k factors, each raised to −1/(2k). The optimizer caches the inverse
+    roots, so that a step costs two thirds of EShampoo's matrix products.
     """
 
     method, options = methods.SHAMPOO, ShampooOptions
@@ -126,7 +128,7 @@ class Shampoo(EigenbasisOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class CASPROptions(ShampooOptions):
-    """Those of Shampoo without a graft; its roots are not cached."""
+    """The options of Shampoo, without a graft and without cached roots."""
 
     graft: Graft | None = None
     variant: Variant = field(default="shampoo", init=False)
@@ -136,7 +138,7 @@ class CASPROptions(ShampooOptions):
 
 @final
 class CASPR(EigenbasisOptimizer):
-    """CASPR: the two sides of a matrix are averaged instead of multiplied.
+    """CASPR averages the two sides of a matrix, where Shampoo multiplies them.
 
         U = (L^{-1/2} M + 2 L^{-1/4} M R^{-1/4} + M R^{-1/2}) / 4
           = Q_L ( ((λ_L^{-1/4} + λ_R^{-1/4})/2)² ⊙ (Q_LᵀMQ_R) ) Q_Rᵀ
@@ -162,7 +164,8 @@ class SOAPOptions(EShampooOptions):
     budget: float | None = None
     rms: float | None = None
     solver: Solver = "power"
-    # A first gradient that only builds the basis, and a basis that waits for updates, are of steps.
+    # SOAP's first gradient only builds the basis, and its basis changes after the update. Both
+    # belong to steps.
     statistics: Statistics = field(default="step", init=False)
     max_dim: int = 10000
     oversize: Oversize = "identity"
@@ -175,9 +178,9 @@ class SOAP(EigenbasisOptimizer):
 
         V = qr(Λ̂ P),  Q ← QV,  D permuted by P, which sorts diag Λ̂ in descending order
 
-    The first gradient only builds the basis. ε is added to the uncorrected √D and weight decay is
-    applied last. The defaults are those of its authors, but a side whose factor would have 8 times
-    the entries of its block or more has no basis.
+    The first gradient only builds the basis. ε is added to the uncorrected √D, and weights decay
+    last. The defaults are those of its authors. One rule is ours: a side has no basis if its factor
+    would have at least 8 times the entries of its block.
     """
 
     method, options = methods.SOAP, SOAPOptions
@@ -189,7 +192,7 @@ class SOAP(EigenbasisOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class KLShampooOptions(EShampooOptions):
-    """No keyword that speaks of the second moment D, which KL-Shampoo does not keep."""
+    """EShampoo's options without those of the second moment D, which KL-Shampoo does not keep."""
 
     tau: Tau = 0.0
     frequency: Frequency = 10
@@ -205,13 +208,13 @@ class KLShampooOptions(EShampooOptions):
 
 @final
 class KLShampoo(EigenbasisOptimizer):
-    """KL-Shampoo: factors that whiten each other, with eigenvalues averaged at every step.
+    """KL-Shampoo: its factors whiten each other, and it averages eigenvalues at every step.
 
         L ← β2 L + (1−β2)/n · G R⁻¹ Gᵀ,   R ← β2 R + (1−β2)/m · Gᵀ L⁻¹ G
         U = Q_L λ_L^{-1/2} ( Q_LᵀMQ_R ) λ_R^{-1/2} Q_Rᵀ
 
-    with 0.01 of their mean added to all λ, also in R⁻¹ and L⁻¹, and L = R = √(E G²)·I at the first
-    gradient. No grafting and no second moment of the parameter's size.
+    It adds 0.01 of their mean to all λ, also in R⁻¹ and L⁻¹, and starts with L = R = √(E G²)·I at
+    the first gradient. It needs no grafting, and no second moment of the parameter's size.
     """
 
     method, options = methods.KL_SHAMPOO, KLShampooOptions
@@ -223,7 +226,7 @@ class KLShampoo(EigenbasisOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class FullMatrixAdamOptions(EShampooOptions):
-    """Every parameter is one vector: there is nothing to merge or to split."""
+    """EShampoo's options for parameters that are one vector: nothing to merge or to split."""
 
     vectors: Vectors = "full"
     graft: Graft | None = field(default=None, init=False)
@@ -238,7 +241,7 @@ class FullMatrixAdamOptions(EShampooOptions):
 class FullMatrixAdam(EigenbasisOptimizer):
     """Full-matrix Adam for small problems: every parameter is one vector g with one factor A.
 
-        A ← β2 A + (1−β2) g gᵀ,   w ← w − α ( Q ( QᵀM̃ ⊘ (√D̃ + ε) ) + λw )
+        A ← β2 A + (1−β2) g gᵀ,   w ← w − α ( Q ( Qᵀm̂ ⊘ (√D̂ + ε) ) + λw )
 
     It refuses parameters with more than `max_dim` elements. With `tau=0, frequency=1,
     correction="optimal"` it is A^{-1/2} m exactly; the defaults approximate it as EShampoo does.
@@ -253,7 +256,7 @@ class FullMatrixAdam(EigenbasisOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class MuonOptions(EShampooOptions):
-    """As `torch.optim.Muon`; nothing that speaks of a basis, of D or of blocks."""
+    """The options of `torch.optim.Muon`, without those of a basis, of D or of blocks."""
 
     weight_decay: float = field(default=0.1, kw_only=False)
     momentum: float = 0.95
@@ -264,6 +267,7 @@ class MuonOptions(EShampooOptions):
     novelty: float = field(default=0.1, init=False)
     budget: float | None = field(default=None, init=False)
     sides: Sides = field(default="both", init=False)
+    state: Form = field(default="full", init=False)
     moment: Moment = field(default="entry", init=False)
     exponent: float = field(default=0.5, init=False)
     statistics: Statistics = field(default="step", init=False)
@@ -280,6 +284,7 @@ class MuonOptions(EShampooOptions):
     max_dim: int = field(default=1024, init=False)
     oversize: Oversize = field(default="split", init=False)
     merge_dims: Merge = field(default=True, init=False)
+    stagger: bool = field(default=False, init=False)
     max_failures: int = field(default=3, init=False)
     record: bool = field(default=False, init=False)
 
@@ -293,10 +298,10 @@ class Muon(EigenbasisOptimizer):
 
         W ← W − α ( 0.2 √max(m, n) · polar(M) + λW ),   M ← μM + (1−μ)G
 
-    by Newton–Schulz in the precision of the state, all layers of one shape at a time. It is
-    `torch.optim.Muon` with adjust_lr_fn="match_rms_adamw". Kernels of convolutions are joined to
-    their inputs. Vectors, and groups with matrices="adam" (embeddings and the head: see
-    `parameter_groups`), are under AdamW.
+    Newton–Schulz computes the polar factor in the precision of the state, for all layers of one
+    shape at a time. This is `torch.optim.Muon` with adjust_lr_fn="match_rms_adamw". It joins the
+    kernels of convolutions to their inputs. AdamW trains vectors, and groups with matrices="adam"
+    (use `parameter_groups` for embeddings and the head).
     """
 
     method, options = methods.MUON, MuonOptions

@@ -1,7 +1,7 @@
-"""Every keyword once: its name, type, default, rule and meaning; and which class offers which.
+"""Each keyword, defined once: its name, type, default, rule and meaning, and which class offers it.
 
-A param group is an ordinary dictionary that users and schedulers write into, so it is read anew and
-checked at every step, before anything changes.
+A param group is an ordinary dictionary that users and schedulers write into. So the optimizer reads
+and checks it again at every step, before anything changes.
 """
 
 import difflib
@@ -20,6 +20,7 @@ from .rules import (
     AT_LEAST_0,
     AT_LEAST_0_OR_NONE,
     BELOW_1,
+    CONTRADICTIONS,
     COUNT,
     FREQUENCY,
     LR,
@@ -49,6 +50,7 @@ Precision = Literal["highest", "inherit"]
 Sides = Literal["both", "left", "right", "smaller"]
 Moment = Literal["entry", "row", "block"]
 Statistics = Literal["step", "observe"]
+Form = Literal["full", "lean"]
 Variant = Literal["shampoo", "shampoo2"]
 Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
 GraftScope = Literal["block", "parameter"]
@@ -57,10 +59,10 @@ Frequency = int | Literal["auto"]
 Tau = float | Callable[[int], float]
 T = TypeVar("T")
 
-# What a group of `torch.optim.AdamW` has in common with one of ours.
+# The keys that a group of `torch.optim.AdamW` shares with one of ours.
 ADAM_KEYS = ("lr", "betas", "eps", "weight_decay", "maximize")
 
-# Group keys that torch, its schedulers and known frameworks write; no step reads them.
+# Group keys that torch, its schedulers and known frameworks write. No step reads them.
 FOREIGN_KEYS = {
     "params", "param_names", "method", "initial_lr", "kind", "name", "decoupled_weight_decay",
     "lr_scale", "swa_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",
@@ -79,81 +81,91 @@ def keyword(default: T, rule: Rule) -> T:
 class Options:
     """What a param group says at this step.
 
-    A field of a subclass with init=False is not offered by its optimizer, and stays as it is.
+    An optimizer does not offer the fields that have init=False in its own options class.
 
     Args:
-        params: parameters, `model.named_parameters()` (names then appear in reports), or groups.
+        params: parameters, `model.named_parameters()` (reports then show names), or groups.
         lr: α; a number or a tensor with one element.
         betas: β1 of the momentum and β2 of the factors; β2 = 1 sums instead of averaging (AdaGrad).
-        eps: ε, added to √D̃ as in AdamW.
+        eps: ε, added to the corrected √D as in AdamW.
         weight_decay: λ, decoupled.
         budget: the most that the bases of a factor may cost, as a share of the arithmetic of its
-            plain steps, beyond 2.5 log₂(1 + t/2) of them, which are free. What is due without
-            credit waits for another check (`basis_report()` says how often). None: no limit.
-        rms: the root mean square that the update of every block with a basis is scaled to: the
-            learning rate then means the same in every layer and method. √D counts as at least a
-            thousandth of its root mean square, and no entry beyond Adam's own bound. None: the
-            paper's rule, sizes as they come. Not together with `graft`.
-        sides: which sides of a matrix have a basis: "both", or one alone, "left", "right" or
-            "smaller" (one-sided Shampoo, ASGO), without products and state for the other. With more
-            dimensions "left" is the first and "right" the last.
-        max_dim: larger dimensions are split into blocks.
-        process_group: share work and state over this group of `torch.distributed`.
-        nonfinite: a gradient with NaN or Inf: "skip" leaves its block out of the step, "raise"
-            raises before anything has changed, "propagate" takes it as it is.
+            plain steps. The first 2.5 log₂(1 + t/2) bases are free. A factor without credit waits
+            for a later check (`basis_report()` says how often). None sets no limit.
+        rms: scale the update of every block with a basis to this root mean square, so that the
+            learning rate means the same in every layer and method. √D then counts as at least a
+            thousandth of its root mean square, and no entry exceeds Adam's own bound. None does
+            not scale, which is the paper's rule. You cannot combine it with `graft`.
+        sides: which sides of a matrix have a basis: "both", or only the "left", the "right" or the
+            "smaller" one (one-sided Shampoo, ASGO). The other side then needs no products and no
+            state. In a tensor with more dimensions "left" is the first one and "right" the last.
+        state: "full", or "lean" for little more than half of the memory: one triangle of each
+            factor, momentum in bfloat16 (rounded so that it does not stall) and bases in float16.
+        max_dim: the largest size of a block; larger dimensions are split into several blocks.
+        process_group: the group of `torch.distributed` whose ranks share work and state.
+        nonfinite: what to do with a gradient that has NaN or Inf. "skip" leaves its block out of
+            the step, "raise" raises an error before anything changes, "propagate" uses it.
         record: keep the history of the criterion for `basis_report()`.
-        maximize: ascend.
+        maximize: maximise the objective instead of minimising it.
 
     For models and machines that need more:
         momentum: μ of Muon's momentum; `betas` are those of the AdamW beside it.
         ns_steps: iterations of Newton–Schulz.
-        nesterov: look one step ahead in the momentum, as in NAdam; Muon's own momentum alone.
-        moment: what D, and the moment of the grafting method, have one number for: every "entry" of
-            a block, every "row", or the "block" (Adam-mini's saving).
-        vectors: 1-D parameters: "adam", or "full" for full-matrix Adam.
-        matrices: parameters of two and more dimensions: "kronecker", by the method, or "adam".
-        merge_dims: True merges neighbouring dimensions, from the last, while their product ≤
-            max_dim; a parameter that merges into one mode gets full-matrix Adam. "kernel" joins
-            the kernel of a convolution to its inputs, and leaves matrices alone.
-        oversize: dimensions above max_dim: "split", or "identity" for no basis on that side.
-        precision: of the products in a step: "highest", full float32 whatever the process is set
-            to (no TF32), or "inherit", as it is set; one group with "highest" is enough.
-        max_failures: how many failed decompositions of one factor in a row are an error.
+        nesterov: look one step ahead in the momentum, as in NAdam. In `Muon` this concerns only
+            Muon's own momentum.
+        moment: whether D and the moment of the grafting method have one number per "entry" of a
+            block, per "row", or per "block" (Adam-mini's saving).
+        vectors: the method for 1-D parameters: "adam", or "full" for full-matrix Adam.
+        matrices: the method for parameters with two or more dimensions: "kronecker" for the
+            method of this class, or "adam".
+        merge_dims: True merges neighbouring dimensions, from the last one, while their product is
+            at most max_dim; a parameter that merges into one mode gets full-matrix Adam. "kernel"
+            joins the kernel of a convolution to its inputs, and leaves matrices alone.
+        oversize: what to do with a dimension above max_dim: "split" it, or "identity" for no basis
+            on that side.
+        precision: the precision of the products of a step. "highest" is full float32 whatever the
+            process is set to (no TF32), and holds if one group asks for it. "inherit" follows the
+            process.
+        stagger: from step 20 on, spread the checks of blocks by their cost over the steps between
+            two checks, and with them the steps at which `budget` allows a basis, so that steps take
+            about the same time.
+        max_failures: raise an error after this many failed decompositions of a factor in a row.
 
     For the paper's experiments:
-        tau: τ; a basis is kept while its relative error is at most τ. A number or a callable
-            step → number (`eshampoo.schedules`). 0 recomputes at every check, 1 never.
-        frequency: F; the criterion is evaluated every F steps. "auto": whenever at least the share
-            `novelty` of a factor's average is new since the last check; the first at step 1.
-        novelty: ν in (0, 1]; that share, with frequency="auto".
-        solver: "eigh"; "qr", Algorithm 4; "power", SOAP's single step; "partial", which
-            diagonalises only the coordinates that carry the excess error.
+        tau: τ; the optimizer keeps a basis while its relative error is at most τ. A number, or a
+            callable step → number (`eshampoo.schedules`). 0 recomputes at every check, 1 never.
+        frequency: F; the optimizer evaluates the criterion every F steps. With "auto" it does so
+            when at least the share `novelty` of a factor's average is new since the last check,
+            and at step 1.
+        novelty: ν, the share that must be new with frequency="auto".
+        solver: how to compute a basis: "eigh"; "qr" (Algorithm 4); "power" (SOAP's single step);
+            or "partial", which diagonalises only the coordinates that carry the excess error.
         refresh_to: "partial" brings the criterion down to refresh_to · τ.
         qr_iterations: I, the most iterations of "qr".
         graft: the method whose norm the update takes: "adam", "rmsprop", "adagrad", "sgd" or None.
-            Before the first basis it takes the step alone.
-        graft_scope: norms of the whole "parameter" or of each "block".
-        variant: "shampoo", with L^{-p/k} for each of k factors, or "shampoo2" with L^{-p}.
-        trace_scaling: divide by S = Tr L = Tr R, shared out as Tr^{-(k-1)/k} per factor.
+            Before the first basis this method takes the step alone.
+        graft_scope: whether to take norms over the whole "parameter" or over each "block".
+        variant: "shampoo", with L^{-p/k} for each of k factors, or "shampoo2", with L^{-p}.
+        trace_scaling: divide by S = Tr L = Tr R; each factor takes the share Tr^{-(k-1)/k}.
         eigenvalues: "stale", frozen with the basis, or "fresh", diag Λ̂ at every check.
         exponent: p of D^{-p}; 1 for the statistics of the Fisher. Parameters under Adam keep 1/2.
-        statistics: whose gradients the factors, and D of EShampoo, see: those of every "step", or
-            those at `optimizer.observe()`, of sampled labels for instance (Tensor Normal Training).
-            Checks then count observations; before the first, a block has no basis.
+        statistics: which gradients the factors, and D of EShampoo, see: those of every "step", or
+            those present at `optimizer.observe()`, for instance of sampled labels (Tensor Normal
+            Training). Checks then count observations. Before the first one a block has no basis.
         beta3: β3, the averaging constant of D; None means β2.
-        correction: D on a change of basis: "naive" keeps it (Algorithm 2); "bounded" keeps it and
-            cuts off what Adam could not reach in a basis that stands still; "basis_aware" maps it
-            by V^{⊙2} (appendix); "optimal" takes diag(QᵀAQ) from the full matrix A (Algorithm 1;
-            blocks of at most 4096 elements).
+        correction: what happens to D when a basis changes. "naive" keeps it (Algorithm 2);
+            "bounded" keeps it and cuts off what Adam could not reach in a basis that stands still;
+            "basis_aware" maps it by V^{⊙2} (appendix); "optimal" takes diag(QᵀAQ) from the full
+            matrix A (Algorithm 1; blocks of at most 4096 elements).
         slots: which new column inherits which entry of D: "rank", as the solver orders them, or
             "match", by largest overlap with the old columns.
 
     For programs that pass them to every optimizer:
-        foreach: None or False; True is an error that says why, here and below.
-        fused: None or False.
-        capturable: None or False.
-        differentiable: None or False.
-        amsgrad: None or False.
+        foreach: accepted so that such programs run, like the next four.
+        fused: as `foreach`.
+        capturable: as `foreach`.
+        differentiable: as `foreach`.
+        amsgrad: as `foreach`.
     """
 
     lr: float | Tensor = keyword(1e-3, LR)
@@ -164,6 +176,7 @@ class Options:
     budget: float | None = keyword(0.25, AT_LEAST_0_OR_NONE)
     rms: float | None = keyword(0.4, POSITIVE_OR_NONE)
     sides: Sides = keyword("both", one_of(Sides))
+    state: Form = keyword("full", one_of(Form))
     max_dim: int = keyword(1024, COUNT)
     process_group: "ProcessGroup | None" = keyword(None, ANYTHING)
     nonfinite: NonFinite = keyword("skip", one_of(NonFinite))
@@ -178,6 +191,7 @@ class Options:
     merge_dims: Merge = keyword(False, one_of(Literal["kernel"], False, True))
     oversize: Oversize = keyword("split", one_of(Oversize))
     precision: Precision = keyword("highest", one_of(Precision))
+    stagger: bool = keyword(False, SWITCH)
     max_failures: int = keyword(3, COUNT)
     tau: Tau = keyword(0.03, TAU)
     frequency: Frequency = keyword("auto", FREQUENCY)
@@ -208,22 +222,23 @@ class Options:
     amsgrad: bool | None = keyword(
         None, only_false("a largest second moment has no meaning in a basis that changes")
     )
-    # β3, or β2 if β3 is None; known to the options of a step.
+    # The fields below are derived in `of`, from the others.
+    # β3, or β2 if β3 is None.
     beta_scale: float = field(default=math.nan, init=False)
-    # ε where it stands beside √D, never 0, because 0/0 is NaN; known to the options of a step.
+    # ε where it stands beside √D. It is never 0, because 0/0 is NaN.
     least_eps: float = field(default=math.nan, init=False)
-    # α without dimensions, whatever the shape of a tensor; known to the options of a step.
+    # α as a number, or as a tensor without dimensions.
     rate: float | Tensor = field(default=math.nan, init=False)
-    # Whether the criterion is evaluated at step t; known to the options of a step.
+    # Whether the optimizer evaluates the criterion at step t.
     checks_at: Every | WhenNew = field(default=Every(1), init=False)
-    # Whether momentum of Adam's kind looks one step ahead; known to the options of a step.
+    # Whether momentum of Adam's kind looks one step ahead.
     ahead: bool = field(default=False, init=False)
-    # Whether entries are cut off at Adam's own bound; known to the options of a step. Where the
-    # size of an update is fixed, an entry beyond it would be at the cost of all others. Another p,
-    # one number of D for many entries, or D of other gradients than M, has no such bound.
+    # Whether entries are cut off at Adam's own bound. Where the size of an update is fixed, an
+    # entry beyond the bound would make all others smaller. There is no such bound for another p,
+    # for one number of D for many entries, or if D and M come from different gradients.
     bounded: bool = field(default=False, init=False)
 
-    # Whether `nesterov` is of Adam's momentum.
+    # Whether `nesterov` concerns Adam's momentum.
     adam_looks_ahead: ClassVar[bool] = True
 
     @classmethod
@@ -267,7 +282,7 @@ class Options:
 
     @property
     def shapes(self) -> dict[str, Any]:
-        """What the shapes of the state depend on, and so cannot change while the state lives."""
+        """What the shapes of the state depend on. It cannot change while the state lives."""
         return {
             "max_dim": self.max_dim,
             "oversize": self.oversize,
@@ -275,6 +290,7 @@ class Options:
             "vectors": self.vectors,
             "matrices": self.matrices,
             "sides": self.sides,
+            "state": self.state,
             "moment": self.moment,
             "statistics": self.statistics,
             "graft with a second moment": self.graft_moment,
@@ -282,7 +298,7 @@ class Options:
         }
 
     def check_shapes(self, before: Mapping[str, Any]) -> None:
-        """Refuse a change of what the state was laid out by."""
+        """Refuse a change that would need a state of other shapes."""
         for key, value in self.shapes.items():
             if value != before[key]:
                 raise ValueError(
@@ -299,40 +315,10 @@ class Options:
         return float(value)
 
 
-# Values that do not go together: the test, their names, and what an error says of them.
-CONTRADICTIONS: tuple[tuple[Callable[[Options], bool], tuple[str, str], str], ...] = (
-    (
-        lambda o: o.rms is not None and o.graft is not None,
-        ("rms", "graft"),
-        "both set the size of an update; leave one of them at None",
-    ),
-    (
-        lambda o: o.sides != "both" and o.vectors == "full",
-        ("sides", "vectors"),
-        "contradict each other, for a vector has one side; set sides='both' or vectors='adam'",
-    ),
-    (
-        lambda o: o.exponent != 0.5 and o.correction == "bounded",
-        ("exponent", "correction"),
-        "contradict each other, for Adam's bound is of √D; set exponent=0.5 or correction='naive'",
-    ),
-    (
-        lambda o: o.statistics != "step" and o.correction == "bounded",
-        ("statistics", "correction"),
-        "contradict each other, for Adam's bound is of M and D of the same gradients; set "
-        "statistics='step' or correction='naive'",
-    ),
-    (
-        lambda o: o.moment != "entry" and o.correction in ("bounded", "optimal"),
-        ("moment", "correction"),
-        "contradict each other, for it speaks of every entry of D; set moment='entry' or "
-        "correction='naive'",
-    ),
-)
 _RULES: dict[str, Rule] = {f.name: f.metadata["rule"] for f in fields(Options) if f.metadata}
 
 
-# -------------------------------------------------------------------- who offers what
+# -------------------------------------------------------------------- which class offers what
 
 
 def offered(options: type[Options]) -> list[str]:
@@ -341,7 +327,7 @@ def offered(options: type[Options]) -> list[str]:
 
 
 def misspelt(options: type[Options], key: str) -> str | None:
-    """What the user may have meant by a key that is no keyword; other tools have keys of theirs."""
+    """What the user may have meant by a key that is no keyword; None for keys of other tools."""
     if key in _RULES:
         return f"{key!r} belongs to other optimizers of this library."
     own = offered(options)

@@ -1,6 +1,8 @@
-"""What `basis_report()` returns."""
+"""What `basis_report()` returns: rows that print as a table and go into a log as scalars."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from torch import Tensor
@@ -11,8 +13,8 @@ from .state.bucket import Bucket
 class FactorReport(NamedTuple):
     """How one factor of one block of one parameter fared.
 
-    A parameter without a basis has no factor. If gradients of it were skipped, it has one row with
-    mode -1 and size 0, which says how many.
+    A parameter without a basis has no factor. If the optimizer skipped gradients of it, it has one
+    row with mode -1 and size 0, which says how many.
 
     Attributes:
         name: the parameter's name, if the optimizer was given `model.named_parameters()`.
@@ -22,11 +24,11 @@ class FactorReport(NamedTuple):
         size: the factor is size × size.
         checks: how often the criterion was evaluated.
         computations: how often the basis was computed.
-        waited: at how many checks a basis was due that the budget did not allow.
+        waited: at how many checks a basis was due but the budget did not allow it.
         criterion: the value at the last check.
-        work: sum of |S|³ over the computations: |S| is the size of what was diagonalised.
+        work: sum of |S|³ over the computations, where |S| is the size of what was diagonalised.
         failures: how many of the last computations failed in a row.
-        skipped: how many gradients of this block were not finite and left out.
+        skipped: how many gradients of this block were not finite, and so were left out.
         history: (step, criterion, computed?) of the last checks, with record=True.
     """
 
@@ -44,11 +46,86 @@ class FactorReport(NamedTuple):
     skipped: int
     history: tuple[tuple[int, float, bool], ...]
 
+    @property
+    def letter(self) -> str:
+        """The paper's letter: A for a vector or a merged matrix, else L, R, then 3, 4, …"""
+        vector = sum(size > 1 for size in self.shape) <= 1
+        return "A" if vector or self.size == math.prod(self.shape) else "LR3456789"[self.mode]
+
+    @property
+    def layer(self) -> str:
+        """The name without its numbers, which layers of one kind share, or the shape.
+
+        Examples:
+            >>> row = FactorReport("h.3.attn.weight", (8, 4), 0, 0, 8, 0, 0, 0, 0.0, 0.0, 0, 0, ())
+            >>> row.layer, row._replace(name=None).layer
+            ('h.attn.weight', '8x4')
+        """
+        if self.name is None:
+            return "x".join(map(str, self.shape))
+        return ".".join(part for part in self.name.split(".") if not part.isdigit())
+
+
+# The columns of the table: heading, cell of a row, and whether to omit it if all rows say 0.
+COLUMNS: tuple[tuple[str, Callable[[FactorReport], str], bool], ...] = (
+    ("parameter", lambda row: row.name or "?", False),
+    ("shape", lambda row: "×".join(map(str, row.shape)), False),
+    ("block", lambda row: str(row.block), True),
+    ("factor", lambda row: row.letter if row.mode >= 0 else "-", False),
+    ("size", lambda row: str(row.size), False),
+    ("checks", lambda row: f"{row.checks:,}", False),
+    ("computed", lambda row: f"{row.computations:,}", False),
+    ("waited", lambda row: f"{row.waited:,}", False),
+    ("criterion", lambda row: f"{row.criterion:.2g}", False),
+    ("work", lambda row: f"{row.work:.1e}", False),
+    ("failures", lambda row: str(row.failures), True),
+    ("skipped", lambda row: str(row.skipped), True),
+)
+
+
+class BasisReport(list[FactorReport]):
+    """The rows of a report: a list that prints as a table, one line per factor."""
+
+    def __str__(self) -> str:
+        columns = []
+        for heading, cell, optional in COLUMNS:
+            cells = [cell(row) for row in self]
+            if not optional or {*cells} - {"0"}:
+                width = max(map(len, [heading, *cells]))
+                to_left = heading in ("parameter", "shape", "factor")
+                columns.append([f"{c:{'<' if to_left else '>'}{width}}" for c in (heading, *cells)])
+        return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
+
+    def layers(self) -> "dict[tuple[str, str], BasisReport]":
+        """The rows of factors by layer and letter, in the order in which they first appear."""
+        found: dict[tuple[str, str], BasisReport] = {}
+        for row in self:
+            if row.mode >= 0:
+                found.setdefault((row.layer, row.letter), BasisReport()).append(row)
+        return found
+
+    def scalars(self, prefix: str = "basis") -> dict[str, float]:
+        """Numbers for TensorBoard, W&B and other loggers, by the names under which to log them.
+
+        "basis/computations" and its like are sums over all factors. For each layer and letter, as
+        in "basis/h.attn.weight/L/criterion", there are means per factor and the sum of the work.
+        """
+        numbers: dict[str, float] = {
+            f"{prefix}/{name}": sum(getattr(row, name) for row in self)
+            for name in ("checks", "computations", "waited", "work", "failures", "skipped")
+        }
+        for (layer, letter), rows in self.layers().items():
+            place = f"{prefix}/{layer}/{letter}"
+            for name in ("computations", "waited", "criterion"):
+                numbers[f"{place}/{name}"] = fmean(getattr(row, name) for row in rows)
+            numbers[f"{place}/work"] = sum(row.work for row in rows)
+        return numbers
+
 
 def factor_reports(
     bucket: Bucket, names: Mapping[Tensor, str]
 ) -> Iterator[tuple[Tensor, FactorReport]]:
-    """Parameter and report of every factor in a bucket."""
+    """The parameter and the report of every factor in a bucket."""
     skipped, counters = bucket.state.skipped.tolist(), bucket.counters
     for position, block in enumerate(bucket.blocks):
         p = block.parameter
@@ -79,9 +156,9 @@ def factor_reports(
 
 def reports(
     buckets: Sequence[Bucket], params: Sequence[Tensor], names: Mapping[Tensor, str]
-) -> list[FactorReport]:
+) -> BasisReport:
     """The factors of all buckets, in the order of their parameters."""
     number = {p: n for n, p in enumerate(params)}
     found = [pair for bucket in buckets for pair in factor_reports(bucket, names)]
     found.sort(key=lambda pair: (number[pair[0]], pair[1].block, pair[1].mode))
-    return [report for _, report in found]
+    return BasisReport(report for _, report in found)

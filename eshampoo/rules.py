@@ -77,14 +77,16 @@ def _is_lr(value: object) -> bool:
 
 ANYTHING = Rule(lambda _: True, "")
 AT_LEAST_0 = Rule(lambda v: 0 <= number(v) < math.inf, "it must be at least 0")
-AT_LEAST_0_OR_NONE = Rule(lambda v: v is None or AT_LEAST_0.holds(v), AT_LEAST_0.words)
+AT_LEAST_0_OR_NONE = Rule(
+    lambda v: v is None or AT_LEAST_0.holds(v), "it must be None or a finite number of at least 0"
+)
 BELOW_1 = Rule(lambda v: 0 <= number(v) < 1, "it must lie in [0, 1)")
 SHARE = Rule(lambda v: 0 <= number(v) <= 1, "it must lie in [0, 1]")
 POSITIVE = Rule(lambda v: 0 < number(v) < math.inf, "it must be more than 0")
 POSITIVE_OR_NONE = Rule(
     lambda v: v is None or 0 < number(v) < math.inf, "it must be None or more than 0"
 )
-SHARE_OR_NONE = Rule(lambda v: v is None or SHARE.holds(v), SHARE.words)
+SHARE_OR_NONE = Rule(lambda v: v is None or SHARE.holds(v), "it must be None or lie in [0, 1]")
 LR = Rule(_is_lr, "it must be at least 0, and a Tensor lr must be 1-element", plain_unless_tensor)
 PAIR = Rule(lambda v: isinstance(v, tuple | list) and len(v) == 2, "it must be a pair (β1, β2)")
 TAU = Rule(
@@ -103,3 +105,34 @@ FREQUENCY = Rule(
 )
 ABOVE_0 = Rule(lambda v: 0 < number(v) <= 1, "it must lie in (0, 1]")
 SWITCH = Rule(lambda v: isinstance(v, bool), "it must be True or False")
+
+# Values that do not go together: the test of all, their names, and what an error says of them.
+CONTRADICTIONS: tuple[tuple[Callable[[Any], bool], tuple[str, str], str], ...] = (
+    (
+        lambda o: o.rms is not None and o.graft is not None,
+        ("rms", "graft"),
+        "both set the size of an update; leave one of them at None",
+    ),
+    (
+        lambda o: o.sides != "both" and o.vectors == "full",
+        ("sides", "vectors"),
+        "contradict each other, for a vector has one side; set sides='both' or vectors='adam'",
+    ),
+    (
+        lambda o: o.exponent != 0.5 and o.correction == "bounded",
+        ("exponent", "correction"),
+        "contradict each other, for Adam's bound is of √D; set exponent=0.5 or correction='naive'",
+    ),
+    (
+        lambda o: o.statistics != "step" and o.correction == "bounded",
+        ("statistics", "correction"),
+        "contradict each other, for Adam's bound is of M and D of the same gradients; set "
+        "statistics='step' or correction='naive'",
+    ),
+    (
+        lambda o: o.moment != "entry" and o.correction in ("bounded", "optimal"),
+        ("moment", "correction"),
+        "contradict each other, for it speaks of every entry of D; set moment='entry' or "
+        "correction='naive'",
+    ),
+)

@@ -1,6 +1,6 @@
 """Schedules of the threshold τ: callables from a parameter's step t to a number.
 
-They are plain picklable data, so that an optimizer with a schedule can be copied and pickled.
+They are plain data, so that you can copy and pickle an optimizer with a schedule.
 """
 
 from bisect import bisect_right
@@ -21,9 +21,10 @@ class constant:  # noqa: N801 - used like a function
 class piecewise:  # noqa: N801
     """τ(t) = values[i] for boundaries[i-1] ≤ t < boundaries[i] (Fig. 5 left of the paper).
 
-    >>> tau = piecewise(boundaries=(100,), values=(0.01, 0.8))
-    >>> tau(99), tau(100)
-    (0.01, 0.8)
+    Examples:
+        >>> tau = piecewise(boundaries=(100,), values=(0.01, 0.8))
+        >>> tau(99), tau(100)
+        (0.01, 0.8)
     """
 
     boundaries: tuple[int, ...]
@@ -46,7 +47,7 @@ class piecewise:  # noqa: N801
 
 @dataclass(frozen=True)
 class linear:  # noqa: N801
-    """τ(t) from `start` to `end` over `steps` steps in a straight line, then `end`."""
+    """τ(t) goes from `start` to `end` in a straight line over `steps` steps, and stays there."""
 
     start: float
     end: float

@@ -45,6 +45,8 @@ def diagonal(A: Tensor) -> Tensor:
 
 def unfold(X: Tensor, mode: int) -> Tensor:
     """The mode-i unfolding [N, d_i, ∏ of the others]; a view for the first and the last mode."""
+    if X.dim() == 3:  # matrices: nothing to fold
+        return X if mode == 0 else X.transpose(1, 2)
     return X.movedim(mode + 1, 1).flatten(2) if X.dim() > 2 else X.unsqueeze(2)
 
 
@@ -120,15 +122,32 @@ def average_(average: Tensor, value: Tensor, beta: float, share: Tensor) -> None
 
 
 def add_(total: Tensor, value: Tensor, share: Tensor) -> None:
-    """X ← X + share · value, up to the largest number whose sum over a row does not overflow."""
-    limit = torch.finfo(total.dtype).max / total.shape[-1]
+    """X ← X + share · value, up to half of the largest number: means of such numbers are finite."""
+    limit = torch.finfo(total.dtype).max / 2
     total.addcmul_(value, share).clamp_(-limit, limit)
+
+
+def make_room_(total: Tensor, trace: Tensor, added: Tensor) -> Tensor:
+    """L ← cL before s·XXᵀ is added, so that its trace stays finite; returns s [N, 1, 1].
+
+    `trace` and `added` are Tr L and ‖X‖² [N]. c = s = 1 while there is room. A sum that is full
+    becomes an average, which forgets at most 1/64 at a time. If it stood still, a gradient would be
+    divided by what has not seen it; cut off entry by entry it would not stay positive.
+    """
+    limit = torch.finfo(trace.dtype).max / 4
+    full, more = trace / limit, added / limit
+    c = (full + more).clamp_(1.0, 64 / 63).reciprocal_()
+    left = (1 - c * full).clamp_min_(0.0)
+    total.mul_(per_block(c, total))
+    return torch.where(more > left, left / more, 1.0).view(-1, 1, 1)
 
 
 def average_gram_(factor: Tensor, X: Tensor, mode: int, beta: float, share: Tensor) -> None:
     """L ← βL + (1−β) XXᵀ with the mode-i unfolding of X, the lower part in block rows."""
     X = unfold(X, mode)
     N, d, r = X.shape
+    if beta == 1:
+        share = share * make_room_(factor, diagonal(factor).sum(1), X.square().sum((1, 2)))
     if d < GRAM_ROWS or r < GRAM_COLUMNS:
         average_(factor, torch.bmm(X, X.transpose(1, 2)), beta, share)
         return

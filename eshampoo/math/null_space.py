@@ -96,7 +96,9 @@ def nearest_beside(V: Tensor, null: Tensor, old: Tensor | None, rank: int) -> Te
     B = V_1 * (1 - is_rest).unsqueeze(2)
     # A direction of the null space that no slot is near, E Y_0, goes to a slot that is free, B X_0.
     P = _polar(C, lambda Y_0, X_0: -_pairing(B @ X_0, E @ Y_0).transpose(1, 2))
-    H = torch.linalg.inv(torch.eye(rank, dtype=V.dtype, device=V.device) + P.transpose(1, 2) @ C)
+    # By QR: of two matrices or more, MKL's LU on several threads returns pivots that are 0.
+    Q, R = torch.linalg.qr(torch.eye(rank, dtype=V.dtype, device=V.device) + P.transpose(1, 2) @ C)
+    H = torch.linalg.solve_triangular(R, Q.transpose(1, 2), upper=True)
     turned = torch.diag_embed(1 - is_rest) - (B @ H + E @ P) @ B.transpose(1, 2)
     if old is not None:
         turned = take(turned, old, 1)

@@ -4,6 +4,7 @@ Legend: A [K, d, d] holds the factors Λ̂ that are due; V [K, s, s] the changes
 solver returns its changes and the members of A, by number, for which it found none.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -13,6 +14,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its
 
 from .linalg import criterion, diagonal, mode_product, put_, take
 from .null_space import isolate_, overlapping, settle
+from .ways import CHOSEN, decompose
 
 Solver = Literal["eigh", "qr", "power", "partial"]
 Slots = Literal["rank", "match"]
@@ -72,11 +74,21 @@ def solve(
     """Λ̂ → V: bases in which the factors are diagonal, or nearly."""
     if solver == "eigh":
         return eigh(A, slots)
-    if solver == "power":
-        return [power(A)], []
-    if solver == "qr":
-        return [qr(A, slots, thresholds, qr_iterations)], []
-    return partial(A, slots, [refresh_to * tau for tau in thresholds])
+    if solver == "partial":
+        return partial(A, slots, [refresh_to * tau for tau in thresholds])
+    unit = within_range(A)
+    B = A / unit
+    change = power(B) if solver == "power" else qr(B, slots, thresholds, qr_iterations)
+    return [change._replace(factor=change.factor * unit)], []
+
+
+def within_range(A: Tensor) -> Tensor:
+    """Powers of two [K, 1, 1] by which large matrices are divided, before products overflow.
+
+    Reflections of `qr` add up columns. Dividing by a power of two is exact; `eigh` does it itself.
+    """
+    large = diagonal(A).amax(1) > math.sqrt(torch.finfo(A.dtype).max)
+    return torch.where(large, 2.0**32, 1.0).to(A.dtype).view(-1, 1, 1)
 
 
 def eigh(A: Tensor, slots: Slots = "rank", descending: bool = False) -> Solution:
@@ -103,7 +115,7 @@ def eigenvectors(
     A matrix that fails is tried again alone in float64, then with a little damping.
     """
     try:
-        eigenvalues, V = torch.linalg.eigh(A)
+        eigenvalues, V = decompose(A) if CHOSEN else torch.linalg.eigh(A)
         finite = V.flatten(1).sum(1).isfinite()  # NaN or Inf anywhere shows in the sum
         zeros = vanishing(eigenvalues, largest).sum(1)
         sound, nullity = torch.stack([finite.long(), zeros]).tolist()  # one copy to the host
@@ -192,7 +204,7 @@ def _decompose(A: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor, list[int]]
     Q, R = torch.linalg.qr(X)
     B = _symmetric(torch.bmm(R, take(Q, P, 0)))
     null, residuals = vanishing(diagonal(B)), diagonal(R).abs()
-    # R loses more to rounding than QᵀΛ̂Q does, a thousand times more if early columns are alike.
+    # R loses more to rounding than QᵀΛ̂Q does: a thousand times more if early columns are similar.
     limit = torch.finfo(A.dtype).eps ** 0.75 * residuals.amax(1, keepdim=True)
     dependent = residuals <= limit
     early = (dependent[:, :-1] & ~dependent[:, 1:]).any(1)

@@ -1,4 +1,4 @@
-"""What ranks that share work must agree on, before an optimizer is built."""
+"""What ranks that share work must agree on: when an optimizer is built, and at every call."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..options import Options
+from ..options import Options, offered
 
 
 def check_agreement(mine: Mapping[str, str], group: dist.ProcessGroup) -> None:
@@ -17,26 +17,43 @@ def check_agreement(mine: Mapping[str, str], group: dist.ProcessGroup) -> None:
             f"rank {dist.get_rank()} is not in the process_group that it was given; pass a group "
             "that it belongs to"
         )
+    if differs := difference(mine, group):
+        raise ValueError(
+            f"{differs}; they must agree: pass the same options on all ranks, and use the same "
+            "seed or broadcast the model, as DDP does, before building the optimizer"
+        )
+
+
+def difference(mine: Mapping[str, str], group: dist.ProcessGroup) -> str:
+    """What is not the same on all ranks, in words; the same words on every rank."""
     everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(everyone, dict(mine), group=group)
     for rank, theirs in enumerate(everyone):
         for fact in {**everyone[0], **theirs}:
             here, there = everyone[0].get(fact, "none"), theirs.get(fact, "none")
             if here != there:
-                raise ValueError(
+                return (
                     f"{fact} is ({there}) on rank {rank} of the process group and ({here}) on rank "
-                    "0; they must agree: pass the same options on all ranks, and use the same seed "
-                    "or broadcast the model, as DDP does, before building the optimizer"
+                    "0"
                 )
+    return ""
+
+
+def facts_of_call(call: str, options: Mapping[int, Options]) -> dict[str, str]:
+    """What ranks must agree on at a call, for the param groups that they share."""
+    found = {"the call": call}
+    for index, o in options.items():
+        found |= {f"{name} of param group {index}": value for name, value in facts(o, ()).items()}
+    return found
 
 
 def facts(options: Options, params: Sequence[Tensor]) -> dict[str, str]:
     """What ranks that share the work on a param group must agree on, in words."""
-    private = ("record", "process_group", "rate")  # may differ between ranks; is lr again
-    values = {name: value for name, value in vars(options).items() if name not in private}
-    if isinstance(values["lr"], Tensor):
-        values["lr"] = values["lr"].item()
-    if callable(values["tau"]):
+    private = ("record", "process_group")  # may differ between ranks
+    values = {n: getattr(options, n) for n in offered(type(options)) if n not in private}
+    if isinstance(lr := values["lr"], Tensor):
+        values["lr"] = lr.item() if params or lr.device.type == "cpu" else "a tensor"
+    if callable(values.get("tau")):
         values["tau"] = "a schedule"  # is code, which cannot be compared
     found = {name: repr(value) for name, value in values.items()}
     return found | {f"parameter {number}": described(p) for number, p in enumerate(params)}

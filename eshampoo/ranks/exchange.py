@@ -1,7 +1,8 @@
 """The route over ranks: gradients of a bucket to the owners of its blocks, and updates back."""
 
 from collections.abc import Mapping, Sequence
-from typing import final
+from functools import partial
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -78,7 +79,7 @@ class Exchange:
     # ---------------------------------------------------------------- a step
 
     def present(self) -> list[bool]:
-        """Whether other ranks have a gradient is not known here: their message says it."""
+        """Only the messages of other ranks say whether these have a gradient."""
         return [True] * len(self.mine)
 
     def start(self) -> None:
@@ -110,7 +111,14 @@ class Exchange:
         return self.like.new_empty(len(self.mine), *self.blocks[0].shape)
 
     def deliver_(
-        self, part: Part, U: Tensor, pace: Tensor, moving: Tensor, here: list[bool], decay: float
+        self,
+        part: Part,
+        U: Tensor,
+        pace: Tensor,
+        moving: Tensor,
+        here: list[bool],
+        decay: float,
+        note: partial[Any],
     ) -> None:
         """Keep updates until they depart; the ranks that hold the parameters see to their decay."""
         if self.finished == 0:
@@ -119,6 +127,7 @@ class Exchange:
         self.kept[part.start : part.stop] = U
         self.moving[part.start : part.stop] = moving.squeeze(1)
         self.finished += part.stop - part.start
+        note()
 
     def _keep(self) -> None:
         """Make room for the updates of the blocks that this rank owns."""
@@ -156,7 +165,7 @@ class Exchange:
         foreach_add_(weights, pieces)
 
     def rest(self) -> None:
-        """Wait for the gradients also where no block is worked on, and forget them."""
+        """Wait for the gradients even if no block is worked on here, and forget them."""
         self._receive()
         self.arrived = None
 

@@ -1,5 +1,7 @@
 """Teams: the ranks that share the work on some parameters, and who owns what."""
 
+import heapq
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import final
@@ -10,7 +12,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from ..options import Options
 from ..state.blocks import Box, Failure, called, extent, held_sizes, is_sharded, local
+from .agreement import check_agreement, difference, facts, facts_of_call
 from .boxes import shard_box
 from .torch_names import StridedShard, default_group, flattened, root_ranks
 
@@ -25,6 +29,9 @@ class Team:
         self.coordinates = [self._coordinate(rank) for rank in range(self.size)]
         self.loads = [0.0] * self.size
         self.unreported: list[Failure] = []
+        self.groups: set[int] = set()  # param groups with parameters of this team
+        self.device = torch.device("cpu")  # of these parameters
+        self.differed = torch.tensor(False)  # whether ranks made other calls, as far as is known
 
     @classmethod
     def of_mesh(cls, mesh: DeviceMesh) -> "Team":
@@ -47,22 +54,49 @@ class Team:
         return [tuple(slice(0, size) for size in p.shape)] * self.size
 
     def assign(self, blocks: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
-        """The owner of each block, of which shape and modes are given.
+        """The owner of each block, of which shape and modes are given."""
+        return share_out_([cost(shape, modes) for shape, modes in blocks], self.loads)
 
-        The most expensive block goes to the rank with the least to do, and so on.
+    # ---------------------------------------------------------------- at every call
+
+    def check_call(self, call: str, options: Sequence[Options], read: bool) -> None:
+        """Refuse, on every rank, a call that is not the same on all: one small all-reduce.
+
+        Where the host is not to `read` from a device, a difference is found at the next call at
+        which it does.
         """
-        costs = [cost(shape, modes) for shape, modes in blocks]
-        owners = [0] * len(costs)
-        for number in sorted(range(len(costs)), key=lambda n: -costs[n]):
-            owner = min(range(self.size), key=lambda rank: self.loads[rank])
-            owners[number] = owner
-            self.loads[owner] += costs[number]
-        return owners
+        mine = facts_of_call(call, {index: options[index] for index in sorted(self.groups)})
+        mark = zlib.crc32(repr(mine).encode())
+        marks = torch.tensor([mark, -mark], device=self.device)
+        try:
+            dist.all_reduce(marks, dist.ReduceOp.MAX, group=self.group)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {self.rank} of {self.size} has called {call}, and not all others have: "
+                f"{error}. Every rank must make the same calls: see what became of the others"
+            ) from error
+        self.differed = self.differed.to(self.device) | (marks.sum() != 0)
+        if read and self.differed:
+            self.differed = torch.tensor(False)
+            found = (
+                difference(mine, self.group) or "an earlier call, or an option, was not the same"
+            )
+            raise ValueError(
+                f"{found}; ranks that share work must make the same calls with the same options. "
+                "This call has changed nothing. Write into param groups on all ranks, leave out no "
+                "step() or state_dict() on one of them, and continue from a checkpoint"
+            )
+
+    def any_words(self, words: str) -> str:
+        """What the first rank says that says anything."""
+        everyone = [""] * self.size
+        dist.all_gather_object(everyone, words, group=self.group)
+        return next((theirs for theirs in everyone if theirs), "")
 
     # ---------------------------------------------------------------- in a step
 
     def lay_out_gradient(self, p: Tensor) -> None:
-        """Place a gradient like its parameter: that of tensor parallelism may still be a sum to do.
+        """Place a gradient like its parameter; tensor parallelism may leave it an unfinished sum.
 
         This communicates, so the order of the parameters must be the same on all ranks.
         """
@@ -126,6 +160,22 @@ def everyones(
     return found
 
 
+def share_out_(costs: Sequence[float], loads: list[float]) -> list[int]:
+    """The owner of each block, if the ranks have these loads already, which grow.
+
+    The most expensive block goes to the rank with the least to do, and so on; of equal ranks, to
+    the first.
+    """
+    owners = [0] * len(costs)
+    idlest = [(load, rank) for rank, load in enumerate(loads)]
+    heapq.heapify(idlest)
+    for number in sorted(range(len(costs)), key=lambda n: -costs[n]):
+        load, owner = idlest[0]
+        owners[number], loads[owner] = owner, load + costs[number]
+        heapq.heapreplace(idlest, (loads[owner], owner))
+    return owners
+
+
 def cost(shape: Sequence[int], modes: Sequence[int]) -> float:
     """Work on a block: decompositions m³ + n³ and products mn(m + n), for modes with a basis.
 
@@ -138,6 +188,26 @@ def cost(shape: Sequence[int], modes: Sequence[int]) -> float:
 
 
 # -------------------------------------------------------------------- which team
+
+
+def agreed_teams(
+    params: Sequence[Tensor],
+    o: Options,
+    index: int,  # of the param group
+    about: Mapping[str, str],  # what the ranks must agree on beside the options
+    every: Sequence[Tensor],  # the parameters of all groups
+    names: Mapping[Tensor, str],
+    known: dict[dist.ProcessGroup | DeviceMesh, Team],
+) -> dict[Tensor, Team]:
+    """The teams of a param group, once its ranks agree on it."""
+    if o.process_group is not None:
+        check_agreement({**about, **facts(o, params)}, o.process_group)
+    check_meshes(every, names)
+    teams = find_teams(params, o.process_group, known)
+    for p, team in teams.items():
+        team.groups.add(index)
+        team.device = local(p).device
+    return teams
 
 
 def find_teams(
@@ -162,7 +232,7 @@ def find_teams(
 
 
 def mesh_of(p: Tensor) -> DeviceMesh:
-    """The mesh of a DTensor parameter; refused if this library can do nothing with it."""
+    """The mesh of a DTensor parameter; refuse a parameter that this library cannot handle."""
     assert isinstance(p, DTensor)
     if p.device_mesh.get_coordinate() is None:
         raise ValueError(
@@ -180,7 +250,7 @@ def mesh_of(p: Tensor) -> DeviceMesh:
 
 
 def check_meshes(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
-    """Refuse meshes of which some ranks know one and others know both.
+    """Refuse meshes if some ranks know one of them and others know both.
 
     Slices of one mesh are there on all of its ranks. With anything else, ranks that have no part in
     a parameter would raise, or not have it, and the others would wait for them. Every rank sees

@@ -40,6 +40,15 @@ class Bond(NamedTuple):
     kept: list[dict[str, Any]]  # and what was in them
 
 
+def check_copyable(known: Mapping[Any, Any]) -> None:
+    """Refuse to copy an optimizer whose work other ranks have a part in."""
+    if known:
+        raise TypeError(
+            "an optimizer that shares its work over ranks cannot be copied or pickled; build "
+            "another one and give it this one's state_dict()"
+        )
+
+
 def bind(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> Bond:
     """Remember what the groups and `state` hold."""
     tensors = [list(group["params"]) for group in groups]
@@ -54,6 +63,9 @@ def bind(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> Bond:
     sizes, kept = list(map(len, tensors)), list(map(dict, shown))
     on_meta = [p for p in shapes if p.is_meta]
     return Bond(tensors, sizes, looks, shapes, named(groups), on_meta, owners, shown, kept)
+
+
+# Every step asks these two, so they leave the loops over parameters to functions written in C.
 
 
 def named(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:
@@ -84,6 +96,15 @@ def as_lists_(groups: Sequence[dict[str, Any]]) -> list[list[Tensor]]:
             raise ValueError(f"{called(p, {})} is in more than one param group; leave it in one")
         seen |= own
     return tensors
+
+
+def listed(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A param group with a list of leaves; what torch refuses, it gets as it is."""
+    given = group["params"]
+    params = given if isinstance(given, Tensor | set) else list(given)
+    if not isinstance(params, set):
+        check_leaves(params)
+    return {**group, "params": params}
 
 
 def check_leaves(params: Tensor | Sequence[Any]) -> None:
@@ -155,7 +176,7 @@ def warn_if_plain(buckets: Sequence[Bucket], names: Mapping[Tensor, str]) -> Non
 
 
 def heirs(bond: Bond, now: Sequence[Sequence[Tensor]], begun: bool) -> dict[Tensor, Tensor]:
-    """For each tensor the one whose state it takes along; those that start afresh are left out.
+    """For each tensor, the one whose state it takes over; tensors that start afresh are left out.
 
     A tensor that was there before keeps its state. One that is new stands where another one stood
     that is gone, or nothing is gone: otherwise nobody knows which one it replaces. Before the run
@@ -193,7 +214,7 @@ def heirs(bond: Bond, now: Sequence[Sequence[Tensor]], begun: bool) -> dict[Tens
 
 
 def rename_(groups: Sequence[dict[str, Any]], bond: Bond, found: Mapping[Tensor, Tensor]) -> None:
-    """Let names follow their tensors, but keep those that are new."""
+    """Let names follow their tensors, but keep new names."""
     old = set(bond.names.values())
     for group in groups:
         if "param_names" in group:

@@ -2,13 +2,15 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import compress
 from math import prod, sqrt
-from typing import NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
 
+from ..math.at_once import at_once, call
 from ..math.foreach import foreach_add_, foreach_copy_, foreach_norm
 from ..math.linalg import BITS
 from .state import State
@@ -33,6 +35,7 @@ class Block(NamedTuple):
     total: int  # number of blocks of its parameter
     box: Box
     shape: tuple[int, ...]  # with merged dimensions
+    phase: float = 0.0  # when it is checked within the gap of two checks, if they are spread
 
     def of(self, tensor: Tensor) -> Tensor:
         """A view of this block in a tensor that lies like the parameter."""
@@ -55,6 +58,8 @@ def extent(box: Box) -> tuple[int, ...]:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether this is a DTensor. None exists where their module, slow to import, was not needed."""
+    if type(tensor) is Tensor:
+        return False
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -62,6 +67,11 @@ def is_sharded(tensor: Tensor) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor; of a DTensor all ranks must ask."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def held_sizes(params: Sequence[Tensor]) -> Tensor:
@@ -112,7 +122,11 @@ class Part:
         self.start, self.stop = start, stop
         self.state = state.narrow(start, stop)
         self.blocks = blocks[start:stop]
+        self.parameters = [block.parameter for block in self.blocks]
         self.shapes = [extent(block.box) for block in self.blocks]
+        # Blocks that are whole parameters, as nearly all are: nothing is to be cut out of them.
+        self.whole = all(block.total == 1 for block in self.blocks)
+        self.whole = self.whole and not any(map(is_sharded, self.parameters))
         sizes, room = [prod(shape) for shape in self.shapes], prod(state.exp_avg.shape[1:])
         # Vectors that are shorter than the rows of their stack have zeros behind them.
         self.padded = any(size < room for size in sizes)
@@ -121,7 +135,8 @@ class Part:
 
     def buffer(self, stays: bool) -> Tensor:
         """Memory for the gradients; getting it anew at every step costs a CPU 3 % of the step."""
-        found = torch.empty_like(self.state.exp_avg) if self._buffer is None else self._buffer
+        s, found = self.state, self._buffer
+        found = torch.empty_like(s.exp_avg, dtype=s.step.dtype) if found is None else found
         self._buffer = found if stays else None
         return found
 
@@ -131,6 +146,11 @@ class Part:
         rows = torch.split(X.view(-1), self.lengths)[::2] if self.padded else X.unbind(0)
         pairs = zip(rows, self.shapes, strict=True)
         return [row if row.shape == shape else row.view(shape) for row, shape in pairs]
+
+    def cut(self, tensors: list[Tensor], here: list[bool]) -> list[Tensor]:
+        """What belongs to each of the blocks `here`, of tensors that lie like their parameters."""
+        pairs = zip(compress(self.blocks, here), tensors, strict=True)
+        return tensors if self.whole else [block.of(tensor) for block, tensor in pairs]
 
 
 def scale_(U: Tensor, pace: Tensor, moving: Tensor) -> None:
@@ -161,9 +181,16 @@ class Route(Protocol):
     def start(self) -> None: ...
     # The gradients of a part, and which of its blocks have one; None: all.
     def gather(self, part: Part, here: list[bool], stays: bool) -> tuple[Tensor, Tensor | None]: ...
-    # Take updates: W ← W + pace (U + λW), with λ = `decay`, for the blocks that move.
+    # Take updates: W ← W + pace (U + λW), with λ = `decay`, for the blocks that move; `note` it.
     def deliver_(
-        self, part: Part, U: Tensor, pace: Tensor, moving: Tensor, here: list[bool], decay: float
+        self,
+        part: Part,
+        U: Tensor,
+        pace: Tensor,
+        moving: Tensor,
+        here: list[bool],
+        decay: float,
+        note: partial[Any],
     ) -> None: ...
     # Updates leave if all of them are finished, or if they must; whether they have left.
     def depart(self, unfinished: bool) -> bool: ...
@@ -197,22 +224,28 @@ class Local:
         G, whole = part.buffer(stays), all(here)
         if part.padded or not whole:
             G.zero_()
-        rows, blocks = list(compress(part.rows(G), here)), compress(part.blocks, here)
-        grads = [block.of(g) for block in blocks if (g := block.parameter.grad) is not None]
-        foreach_copy_(rows, grads)
+        grads = [g for p in part.parameters if (g := p.grad) is not None]
+        foreach_copy_(list(compress(part.rows(G), here)), part.cut(grads, here))
         # Where all blocks have one, nothing is copied to the device.
         return G, None if whole else torch.tensor(here, device=G.device)
 
     def deliver_(
-        self, part: Part, U: Tensor, pace: Tensor, moving: Tensor, here: list[bool], decay: float
+        self,
+        part: Part,
+        U: Tensor,
+        pace: Tensor,
+        moving: Tensor,
+        here: list[bool],
+        decay: float,
+        note: partial[Any],
     ) -> None:
         """Move the parameters at once."""
         updates = list(compress(part.rows(U), here))
-        weights = [block.of(block.parameter) for block in compress(part.blocks, here)]
+        weights = part.cut(list(compress(part.parameters, here)), here)
         if decay != 0:
             foreach_add_(updates, weights, alpha=decay)
         scale_(U, pace, moving)
-        foreach_add_(weights, updates)
+        at_once(map(call, [partial(foreach_add_, weights, updates), note]))
 
     def depart(self, unfinished: bool) -> bool:
         """Updates are where they belong."""

@@ -2,17 +2,23 @@
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..math.triangle import in_form
 from ..methods import Method
 from ..options import Options
-from .blocks import Local, Part, Route, by_parameter, is_sharded, together
+from .blocks import Local, Part, Route, by_parameter, extent, is_sharded, together
 from .cutting import no_side
 from .state import Counters, State, moment_shape
+
+# The most memory that small entries of a `state_dict` share: an entry that is kept or saved alone
+# brings no more than this along.
+SHARED_BYTES = 1 << 20
 
 
 class Bucket:
@@ -33,7 +39,7 @@ class Bucket:
     ) -> None:
         self.group, self.method, self.shape, self.modes = group, method, shape, modes
         self.route = route
-        # Whole parameters whose entries do not know of each other: their state lies like them.
+        # Whole parameters under element-wise Adam: their state has the layout of the parameter.
         self.elementwise = method.sides is no_side
         self.blocks = [route.blocks[number] for number in route.mine]
         count = len(self.blocks)
@@ -41,13 +47,14 @@ class Bucket:
         keeps = method.keeps(options) + (("observations",) if observed else ())
         moment = shape if self.elementwise else moment_shape(shape, options.moment)
         home, start = method.home, method.start
-        self.state = State.zeros(home, keeps, start, count, shape, moment, modes, like)
+        lean = options.state == "lean" and len(modes) > 0
+        self.state = State.zeros(home, keeps, start, count, shape, moment, modes, like, lean)
         self.counters = Counters(count, len(modes))
         # The host's idea of t, and of the count of observations: never behind the device, which
         # does not count skipped gradients.
         self.clocks = {"step": [method.start] * count, "observe": [0] * count}
         self.skipped = [0] * count  # as of the last time that the host read anything
-        # Of each parameter, its blocks in the route and, a run, their positions in the stacks here.
+        # For each parameter: its blocks in the route, and the run of their positions in the stacks.
         self.numbers = by_parameter(route.blocks)
         self.positions = by_parameter(self.blocks)
         self.several = any(block.total > 1 for block in route.blocks)  # of one parameter
@@ -63,12 +70,17 @@ class Bucket:
     @property
     def nbytes(self) -> int:
         """The size of a block."""
-        return self.state.exp_avg.element_size() * prod(self.shape)
+        return self.state.step.element_size() * prod(self.shape)
 
     @property
     def memory(self) -> tuple[torch.device, torch.dtype]:
         """Where the state is and what it consists of."""
         return self.state.step.device, self.state.step.dtype
+
+    @cached_property
+    def extents(self) -> list[tuple[int, ...]]:
+        """The shape of each block in its parameter."""
+        return [extent(block.box) for block in self.blocks]
 
     def parts(self) -> list[Part]:
         """The blocks, some at a time."""
@@ -108,6 +120,17 @@ class Bucket:
                 }
             yield p, {self.named_as(name, p): view for name, view in views.items()}
 
+    def copies(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """As `views`, but of copies; no other rank has a part in this bucket."""
+        named = self.named()
+        counts = [len(positions) for positions in self.positions.values()]
+        shapes = self.extents if self.elementwise else None
+        columns = [_copies(stack, counts, shapes) for stack in named.values()]
+        for p, values in zip(self.positions, zip(*columns, strict=True), strict=True):
+            suffix = self.suffixes.get(p, "")
+            names = [name + suffix for name in named] if suffix else named
+            yield p, dict(zip(names, values, strict=True))
+
     # ---------------------------------------------------------------- state that was written
 
     def reset_(self) -> None:
@@ -116,11 +139,12 @@ class Bucket:
             stack.zero_()
         self.state.step.fill_(float(self.method.start))
         for by_mode in (self.state.bases, self.state.roots):
-            for stack in by_mode.values():
-                stack.copy_(torch.eye(stack.shape[1], dtype=stack.dtype, device=stack.device))
+            for mode, stack in by_mode.items():
+                eye = torch.eye(self.shape[mode], dtype=stack.dtype, device=stack.device)
+                stack.copy_(in_form(eye.unsqueeze(0), stack))
 
     def set_clock(self) -> None:
-        """Let the host know t, and the state which bases have changed, after it was written."""
+        """After a write, tell the host t, and tell the state which bases have changed."""
         if self.state.step.is_meta:
             return  # nothing was written
         if self.modes:
@@ -130,6 +154,43 @@ class Bucket:
         if self.state.observations is not None:
             self.clocks["observe"] = [int(n) for n in self.state.observations.tolist()]
         self.skipped = [int(count) for count in self.state.skipped.tolist()]
+
+
+def _copies(
+    stack: Tensor, counts: list[int], shapes: Sequence[tuple[int, ...]] | None
+) -> list[Tensor]:
+    """Copies of runs of so many rows, or of what belongs to a parameter of such a shape in a row.
+
+    Small ones are copied together: to copy each by itself takes four times as long.
+    """
+    nbytes = stack.numel() * stack.element_size() // len(counts)
+    many = max(1, SHARED_BYTES // max(1, nbytes))
+    found: list[Tensor] = []
+    first = 0
+    for start in range(0, len(counts), many):
+        run = counts[start : start + many]
+        rows = stack[first : first + sum(run)]
+        first += sum(run)
+        if shapes is None:
+            found += torch.unsafe_split_with_sizes(rows.clone(), run)
+        else:
+            found += _first_entries(rows, shapes[start : start + many])
+    return found
+
+
+def _first_entries(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
+    """Of each row a copy in the shape of a parameter; numbers have no shape."""
+    if rows.dim() == 1:
+        return rows.clone().unbind(0)
+    sizes, room = [prod(shape) for shape in shapes], rows[0].numel()
+    if len(set(shapes)) == 1:
+        kept = rows.flatten(1)[:, : sizes[0]].clone(memory_format=torch.contiguous_format)
+        return kept.view(-1, *shapes[0]).unbind(0)
+    # One operation for all: entries, rest, entries, rest, …
+    lengths = [length for size in sizes for length in (size, room - size)]
+    kept = torch.cat(torch.split(rows.reshape(-1), lengths)[::2])
+    pieces = zip(torch.split(kept, sizes), shapes, strict=True)
+    return [piece.view(shape) for piece, shape in pieces]
 
 
 class Batch(NamedTuple):

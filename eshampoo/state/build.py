@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..math.solvers import eigh_cost
 from ..methods import Method
 from ..options import Options
 from .blocks import Block, Local, Route
@@ -35,6 +36,7 @@ def build(
         dtype = torch.promote_types(p.dtype, torch.float32)
         for block in cut(p, sides, o, names):
             members[row, block.shape, modes, dtype, p.device, team].append(block)
+    members = _spread(members)
     owners = _owners(members)
     buckets = []
     for key, blocks in members.items():
@@ -50,6 +52,24 @@ def build(
     return buckets
 
 
+def _spread(
+    members: Mapping[tuple[Any, ...], list[Block]],
+) -> dict[tuple[Any, ...], list[Block]]:
+    """Give every block its phase: the share of all bases' costs that comes before its own.
+
+    It follows from the parameters alone, so that all ranks and resumed runs agree. Factors of one
+    size are neighbours, for they are solved together.
+    """
+    costs = {key: sum(eigh_cost(key[1][mode]) for mode in key[2]) for key in members}
+    total = sum(costs[key] * len(blocks) for key, blocks in members.items())
+    before, found = 0.0, {}
+    for key, blocks in members.items():
+        phases = [(before + number * costs[key]) / max(total, 1.0) for number in range(len(blocks))]
+        found[key] = [b._replace(phase=phase) for b, phase in zip(blocks, phases, strict=True)]
+        before += costs[key] * len(blocks)
+    return found
+
+
 def _owners(members: Mapping[tuple[Any, ...], list[Block]]) -> dict[tuple[Any, ...], list[int]]:
     """The ranks that own the blocks of each bucket, balanced over all buckets of a team."""
     owners: dict[tuple[Any, ...], list[int]] = defaultdict(list)
@@ -63,7 +83,7 @@ def _owners(members: Mapping[tuple[Any, ...], list[Block]]) -> dict[tuple[Any, .
 def show_(
     buckets: Sequence[Bucket], params: Sequence[Tensor], state: MutableMapping[Tensor, Any]
 ) -> None:
-    """The state of each parameter is views of that of its buckets; without a block it is empty."""
+    """Show each parameter views of the state of its buckets; without a block it has none."""
     for p in params:
         state[p] = {}
     for bucket in buckets:

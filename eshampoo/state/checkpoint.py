@@ -5,25 +5,27 @@ each kind of state, a DTensor if the parameter is one.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from ..math.foreach import foreach_copy_
 from ..math.linalg import means
 from ..methods import Method
 from ..options import ADAM_KEYS
-from .blocks import called, is_sharded
+from .blocks import called, is_sharded, whole
 from .bucket import Bucket
-from .damage import check_values
-from .state import is_own
+from .damage import check_kinds
+from .foreign import check_adam
+from .form import Shapes, as_kept, formless
+from .state import is_own, own_among
 
 State = dict[Tensor, dict[str, Tensor]]
-Shapes = dict[str, tuple[int, ...]]  # by name of an entry
 
-ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 # What states of versions without a budget lack: it is zero then.
 OPTIONAL = ("basis_waited", "basis_spent")
 # Group keys that cannot be stored; a τ schedule, which is code, is the other.
@@ -33,7 +35,7 @@ WITHOUT_CODE = ("process_group",)
 def pack(
     groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any], buckets: Sequence[Bucket]
 ) -> dict[str, Any]:
-    """Plain data; what is code is left to the constructor of the optimizer that loads.
+    """Plain data; values that are code come from the constructor of the optimizer that loads.
 
     What users wrote into `state` goes along.
     """
@@ -55,18 +57,26 @@ def pack(
 def collected(state: Mapping[Any, Any], buckets: Sequence[Bucket]) -> dict[Any, Any]:
     """Per parameter, what a checkpoint holds of it; ranks that share work all take part.
 
-    Entries are copies: a view would drag its whole stack into a file.
+    Entries are copies, which later steps leave alone.
     """
-    found = {key: apart(entry) for key, entry in state.items()}
+    found: dict[Any, Any] = dict.fromkeys(state)
     for bucket in buckets:
-        if bucket.spread:
-            for p, values in _stored(bucket):
-                found[p].update(values)
+        for p, values in _stored(bucket):
+            others = found[p]
+            found[p] = {**others, **values} if others else values
+    for (key, entries), entry in zip(list(found.items()), state.values(), strict=True):
+        ours = entries or {}  # and what users wrote
+        if not isinstance(entry, dict):
+            found[key] = entry
+        elif len(ours) != len(entry) or not ours:
+            found[key] = {**ours, **apart({n: v for n, v in entry.items() if n not in ours})}
     return found
 
 
-def _stored(bucket: Bucket) -> list[tuple[Tensor, dict[str, Tensor]]]:
+def _stored(bucket: Bucket) -> Iterable[tuple[Tensor, dict[str, Tensor]]]:
     """Per parameter, what a checkpoint holds of a bucket; ranks that share it all take part."""
+    if not bucket.spread:
+        return bucket.copies()
     if bucket.elementwise:
         return [(p, {n: _own(view, p) for n, view in views.items()}) for p, views in bucket.views()]
     stored: State = {p: {} for p in bucket.parameters}
@@ -85,6 +95,21 @@ def _own(value: Tensor, p: Tensor) -> Tensor:
 
         return like_parameter(value.clone(), p)
     return value.clone()
+
+
+def after_hooks(
+    state_dict: Mapping[str, Any], optimizer: Optimizer, hooks: Iterable[Callable[..., Any]]
+) -> dict[str, Any]:
+    """A copy of a state, or what the hooks of an optimizer make of it."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            f"a state is a dictionary, and this is a {type(state_dict).__name__}; pass what "
+            "optimizer.state_dict() returned, on every rank"
+        )
+    taken = dict(state_dict)
+    for hook in hooks:
+        taken = hook(optimizer, taken) or taken
+    return taken
 
 
 def read_groups(
@@ -129,7 +154,8 @@ def _taken(old: Mapping[str, Any]) -> dict[str, Any]:
     taken = {}
     for key, value in old.items():
         theirs = "method" in old or key in (*ADAM_KEYS, "initial_lr")
-        code = key in ("params", *WITHOUT_CODE) or (key == "tau" and value is None)
+        # The form of the state stays that of the optimizer that loads.
+        code = key in ("params", "state", *WITHOUT_CODE) or (key == "tau" and value is None)
         if theirs and not code:
             taken[key] = deepcopy(value)
     return taken
@@ -150,20 +176,20 @@ def read_state(
     buckets: Sequence[Bucket],
     names: Mapping[Tensor, str],
 ) -> Loaded:
-    """Read and check a state; refused if it is unfit."""
+    """Read a state, and check its form; one that does not fit is refused."""
     state, groups = state_dict["state"], state_dict["param_groups"]
     indices = [index for group in groups for index in group["params"]]
     given = {p: state[i] for p, i in zip(params, indices, strict=True) if i in state}
     known = set(indices)
     others = {key: value for key, value in state.items() if key not in known}
     if all("method" not in group for group in groups):
-        check_values(given, groups, params, names)
-        _check_adam(given, buckets, names)
+        check_kinds(given, False, names)
+        check_adam(given, groups, buckets, names)
         return Loaded(given, True, {}, others)
-    saved = {p: {n: v for n, v in e.items() if is_own(n)} for p, e in given.items()}
+    saved = {p: {n: e[n] for n in own_among(tuple(e))} for p, e in given.items()}
     more = [p for p, e in given.items() if len(saved[p]) < len(e)]
     extras = {p: {n: v for n, v in given[p].items() if not is_own(n)} for p in more}
-    check_values(saved, groups, params, names)
+    check_kinds(saved, True, names)
     shapes = expected(buckets)
     for p, entries in saved.items():
         for name, value in entries.items():
@@ -190,8 +216,8 @@ def check_fit(
         if found == shapes or (not found and not p.requires_grad):
             continue  # torch leaves frozen parameters out of flat states
         lacking = {n for n in shapes if n not in found and n.startswith(OPTIONAL)}
-        differs = (n for n in {*shapes, *found} - lacking if shapes.get(n) != found.get(n))
-        wrong = sorted(differs)
+        differs = {n for n in {*shapes, *found} - lacking if shapes.get(n) != found.get(n)}
+        wrong = sorted(n for n in differs if formless(n, shapes) != formless(n, found))
         if wrong:
             name = wrong[0]
             raise ValueError(
@@ -217,27 +243,6 @@ def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:
     return found
 
 
-def _check_adam(
-    saved: Mapping[Tensor, Mapping[str, Any]],
-    buckets: Sequence[Bucket],
-    names: Mapping[Tensor, str],
-) -> None:
-    for p, values in saved.items():
-        shapes = {tuple(values[n].shape) for n in ("exp_avg", "exp_avg_sq") if n in values}
-        if set(values) != ADAM_STATE or shapes != {tuple(p.shape)}:
-            raise ValueError(
-                f"the state of {called(p, names)} has {sorted(map(str, values))} with shapes "
-                f"{sorted(shapes)}; only states of this library, and of AdamW with "
-                f"{sorted(ADAM_STATE)} of the parameter's shape {tuple(p.shape)}, can be loaded"
-            )
-    for bucket in buckets:
-        if bucket.state.exp_avg_sq is None and any(p in saved for p in bucket.parameters):
-            raise ValueError(
-                f"AdamW's state cannot continue in {bucket.method.name} without a second moment of "
-                "its own; use EShampoo, SOAP or a graft, or start without the state"
-            )
-
-
 def take_over_(buckets: Sequence[Bucket], loaded: Loaded, shown: dict[Any, Any]) -> None:
     """Continue from a state that was read; what was recorded of checks belongs to another run."""
     if loaded.adam:
@@ -253,17 +258,22 @@ def fill_(buckets: Sequence[Bucket], state: State, shown: Mapping[Any, Any]) -> 
     """Write a state into the stacks; where no other rank has a part, through what users see."""
     spread = [bucket for bucket in buckets if bucket.spread]
     shared = {p for bucket in spread for p in bucket.parameters}
+    views: list[Tensor] = []
+    values: list[Tensor] = []
     for p, entries in state.items():
         if p not in shared and p in shown:
             for name, view in shown[p].items():
                 if name in entries:
-                    view.copy_(_whole(entries[name]))
+                    views.append(view)
+                    values.append(as_kept(name, whole(entries[name]), view))
                 elif is_own(name):
                     view.zero_()
+    if views:
+        foreach_copy_(views, values)
     for bucket, p in _in_order(spread, state):
         for name, stack in bucket.named().items():
             stored = state[p].get(bucket.named_as(name, p))
-            value = None if stored is None else _here(stored, p, bucket)
+            value = None if stored is None else as_kept(name, _here(stored, p, bucket), stack)
             for position in bucket.positions.get(p, ()):
                 block, row = bucket.blocks[position], stack[position]
                 if value is None:
@@ -313,14 +323,10 @@ def _in_order(buckets: Sequence[Bucket], state: State) -> Iterator[tuple[Bucket,
             yield bucket, p
 
 
-def _whole(value: Tensor) -> Tensor:
-    return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
-
-
 def _here(value: Tensor, p: Tensor, bucket: Bucket) -> Tensor:
     """What this rank needs of a stored value: all of it, or its piece of an element-wise one."""
     if not (bucket.elementwise and is_sharded(p)):
-        return _whole(value)
+        return whole(value)
     if value.dim() == 0:
         return value
     from ..ranks.boxes import held_piece  # there are DTensors, so it is imported already

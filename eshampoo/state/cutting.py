@@ -9,8 +9,8 @@ from torch import Tensor
 from ..options import Options
 from .blocks import Block, Box, called, extent, local
 
-# The dimensions of a parameter that each mode of its blocks joins, none if its entries do not know
-# of each other; and the modes with a basis.
+# The dimensions of a parameter that each mode of its blocks joins, none if its state is
+# element-wise; and the modes with a basis.
 Sides = tuple[list[list[int]], tuple[int, ...]]
 
 # Largest block for correction="optimal", which keeps a matrix of that size squared.

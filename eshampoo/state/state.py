@@ -2,6 +2,9 @@
 
 Legend: N blocks of shape (d_1, …, d_k); dictionaries are keyed by mode; M̃ momentum, D scale, L_i
 factors, Q_i bases, Λ̂_i = Q_iᵀ L_i Q_i.
+
+A lean state keeps one triangle of each factor and root, and bases and M̃ in half the bits. M keeps
+them all: roots would make much of an error that is spread over the directions without signal.
 """
 
 import re
@@ -10,17 +13,27 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
-from math import prod
-from typing import Any, Literal
+from math import prod, sqrt
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..math.linalg import Matrices, diagonal, off_diagonal, rotate_
+from ..math.linalg import Matrices, off_diagonal, rotate_
+from ..math.triangle import diagonal_of, pack, triangle_size, unpack
 from ..options import Moment, Statistics
+
+T = TypeVar("T")
 
 # Where a state lives: M̃ and the factors already rotated, or as they are, with cached roots.
 Home = Literal["eigenbasis", "parameters"]
+
+# In how many bits a lean state keeps the momentum and the bases. The entries of a basis lie in
+# [−1, 1]: of 16 bits, float16 leaves eight times less of an error there than bfloat16.
+LEAN = {
+    torch.float32: (torch.bfloat16, torch.float16),
+    torch.float64: (torch.float32, torch.float32),
+}
 
 # How many checks of a factor are remembered with record=True.
 HISTORY = 1000
@@ -38,6 +51,12 @@ def is_own(name: object) -> bool:
     return isinstance(name, str) and OWN_NAME.fullmatch(name) is not None
 
 
+@cache
+def own_among(names: tuple[Any, ...]) -> list[str]:
+    """The names that are the library's; the same few sets of names are asked about."""
+    return list(filter(is_own, names))
+
+
 def moment_shape(shape: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
     """What a second moment has numbers for: every entry, every row, or the block.
 
@@ -48,6 +67,19 @@ def moment_shape(shape: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
     return tuple(size if mode < kept else 1 for mode, size in enumerate(shape))
 
 
+class unless_lean(Generic[T]):  # noqa: N801 - used like a function
+    """A property that is found once, for views last; a lean state has copies, made at each use."""
+
+    def __init__(self, find: "Callable[[State], T]") -> None:
+        self.find = find
+
+    def __get__(self, state: "State", owner: object = None) -> T:
+        found = self.find(state)
+        if not state.lean:  # an attribute from now on
+            vars(state)[self.find.__name__] = found
+        return found
+
+
 @dataclass
 class State:
     """One tensor per kind of state. What depends on its home is here and nowhere else."""
@@ -55,11 +87,11 @@ class State:
     home: Home
     step: Tensor  # [N]: t
     skipped: Tensor  # [N]: gradients that were not finite
-    exp_avg: Tensor  # [N, d_1, …, d_k]: M̃, or M
+    exp_avg: Tensor  # [N, d_1, …, d_k]: M̃, in fewer bits if lean, or M
     exp_avg_sq: Tensor | None  # as asked, D, or the second moment of the grafting method
-    factors: dict[int, Tensor]  # [N, d_i, d_i]: Λ̂_i, or L_i
-    bases: dict[int, Tensor]  # [N, d_i, d_i]: Q_i
-    roots: dict[int, Tensor]  # [N, d_i, d_i]: L_i^{-p}, where M is not rotated
+    factors: dict[int, Tensor]  # [N, d_i, d_i]: Λ̂_i, or L_i; triangles if lean
+    bases: dict[int, Tensor]  # [N, d_i, d_i]: Q_i; in fewer bits if lean
+    roots: dict[int, Tensor]  # as the factors, L_i^{-p}, where M is not rotated
     full: Tensor | None  # [N, ∏d, ∏d]: QᵀAQ, for correction="optimal"
     graft_sq: Tensor | None  # as asked, the second moment of the grafting method, beside D
     turned: Tensor  # [N]: 1 for blocks with a basis that has changed, 0 while Q = I
@@ -76,25 +108,32 @@ class State:
         moment: tuple[int, ...],  # shape of D and of the moment of the grafting method
         modes: tuple[int, ...],
         like: Tensor,
+        lean: bool,
     ) -> "State":
         """The state before the first gradient: everything zero, Q = I."""
         full = "full_matrix" in keeps and len(shape) > 1  # with one mode, A is the factor itself
-
-        def eyes() -> dict[int, Tensor]:
-            return {
-                i: torch.eye(shape[i], dtype=like.dtype, device=like.device).repeat(count, 1, 1)
-                for i in modes
-            }
-
+        of_momentum, of_bases = LEAN[like.dtype] if lean else (like.dtype, like.dtype)
+        of_momentum = of_momentum if home == "eigenbasis" else like.dtype
+        eyes = {
+            i: torch.eye(shape[i], dtype=of_bases, device=like.device).repeat(count, 1, 1)
+            for i in modes
+        }
+        factors = {
+            i: like.new_zeros(count, *((triangle_size(d),) if lean else (d, d)))
+            for i, d in ((i, shape[i]) for i in modes)
+        }
+        roots = {}
+        if home == "parameters":
+            roots = {i: pack(Q.to(like.dtype)) if lean else Q.clone() for i, Q in eyes.items()}
         return cls(
             home,
             step=like.new_full((count,), float(start)),
             skipped=like.new_zeros(count),
-            exp_avg=like.new_zeros(count, *shape),
+            exp_avg=like.new_zeros(count, *shape, dtype=of_momentum),
             exp_avg_sq=like.new_zeros(count, *moment) if "exp_avg_sq" in keeps else None,
-            factors={i: like.new_zeros(count, shape[i], shape[i]) for i in modes},
-            bases=eyes(),
-            roots=eyes() if home == "parameters" else {},
+            factors=factors,
+            bases=eyes,
+            roots=roots,
             full=like.new_zeros(count, prod(shape), prod(shape)) if full else None,
             graft_sq=like.new_zeros(count, *moment) if "graft_sq" in keeps else None,
             turned=like.new_zeros(count),
@@ -115,26 +154,40 @@ class State:
 
     # ---------------------------------------------------------------- home
 
-    @cached_property
+    @unless_lean
     def inward(self) -> tuple[Matrices, Matrices]:
         """What takes a gradient to where the state lives, and its transposes."""
-        return (self.bases, self.transposed) if self.home == "eigenbasis" else ({}, {})
+        return self.frames if self.home == "eigenbasis" else ({}, {})
 
-    @cached_property
+    @unless_lean
     def outward(self) -> tuple[Matrices, Matrices]:
         """What takes an update back to the parameters; roots, which are symmetric, on the way."""
-        home = self.home == "eigenbasis"
-        return (self.transposed, self.bases) if home else (self.roots, self.roots)
-
-    def in_basis(self) -> "State":
-        """This state with Λ̂ for factors: at hand if it lives in the eigenbasis."""
         if self.home == "eigenbasis":
-            return self
+            bases, transposed = self.frames
+            return transposed, bases
+        roots = {mode: unpack(root) for mode, root in self.roots.items()}
+        return roots, roots
+
+    def in_basis(self, start: int, stop: int) -> tuple["State", "State"]:
+        """This state with Λ̂ for factors, and of it the blocks from `start` to `stop`.
+
+        They are at hand if it lives in the eigenbasis. If not, there are no others.
+        """
+        some = self if stop - start == len(self.step) else self.narrow(start, stop)
+        if self.home == "eigenbasis":
+            return self, some
+        bases, transposed = some.frames
         turned = {
-            i: torch.bmm(self.transposed[i], torch.bmm(self.factors[i], Q))
-            for i, Q in self.bases.items()
+            i: torch.bmm(transposed[i], torch.bmm(unpack(some.factors[i]), Q))
+            for i, Q in bases.items()
         }
-        return replace(self, factors=turned)
+        if some is self:
+            found = replace(self, factors=turned)
+            return found, found
+        room = {i: A.new_empty(len(self.step), *A.shape[1:]) for i, A in turned.items()}
+        for i, A in turned.items():
+            room[i][start:stop] = A
+        return replace(self, factors=room), replace(some, factors=turned)
 
     @property
     def turning(self) -> list[Tensor]:
@@ -155,24 +208,38 @@ class State:
         """M in parameter space; it can look ahead only where the gradient is in that space, too."""
         if self.home == "parameters":
             return look_ahead(self.exp_avg)
-        return rotate_(self.exp_avg.clone(), *self.outward)
+        return rotate_(self.exp_avg.to(self.step.dtype, copy=True), *self.outward)
 
-    # ---------------------------------------------------------------- views
-
-    @cached_property
-    def transposed(self) -> dict[int, Tensor]:
-        """Views Q_iᵀ."""
-        return {mode: Q.transpose(1, 2) for mode, Q in self.bases.items()}
+    # ---------------------------------------------------------------- form
 
     @cached_property
+    def lean(self) -> bool:
+        """Whether bases are kept in fewer bits than they are computed in."""
+        return any(Q.dtype != self.step.dtype for Q in self.bases.values())
+
+    @cached_property
+    def leak(self) -> float:
+        """The most of ‖G‖ that shows in a slot where nothing is, for a lean basis is rounded."""
+        if not self.lean:
+            return 0.0
+        least = min(Q.shape[1] for Q in self.bases.values())
+        return torch.finfo(LEAN[self.step.dtype][1]).eps / sqrt(least)
+
+    @unless_lean
+    def frames(self) -> tuple[Matrices, Matrices]:
+        """Q_i and Q_iᵀ, in the precision of a step."""
+        bases = {mode: Q.to(self.step.dtype) for mode, Q in self.bases.items()}
+        return bases, {mode: Q.transpose(1, 2) for mode, Q in bases.items()}
+
+    @unless_lean
     def diagonals(self) -> dict[int, Tensor]:
-        """Views diag Λ̂_i [N, d_i]."""
-        return {mode: diagonal(A) for mode, A in self.factors.items()}
+        """diag Λ̂_i [N, d_i], to be read."""
+        return {mode: diagonal_of(A) for mode, A in self.factors.items()}
 
     @cached_property
     def off_diagonals(self) -> dict[int, Tensor]:
-        """Views of the rest of Λ̂_i [N, d_i − 1, d_i]."""
-        return {mode: off_diagonal(A) for mode, A in self.factors.items()}
+        """Views of the rest of Λ̂_i [N, d_i − 1, d_i], where it is whole."""
+        return {mode: off_diagonal(A) for mode, A in self.factors.items() if A.dim() == 3}
 
     def named(self) -> dict[str, Tensor]:
         """Every stack under the name that it has in `state[p]`."""

@@ -8,10 +8,10 @@ import math
 import torch
 from torch import Tensor
 
-from ..math.linalg import along, average_, per_block
+from ..math.linalg import along, per_block
 from ..options import Options
 from ..state.state import State
-from .phases import Coefficients, bias, look_ahead, power
+from .phases import ROUNDING, Coefficients, average_momentum_, bias, look_ahead, power
 
 DAMPING = 0.01
 """What KL-Shampoo adds to every eigenvalue, as a share of their mean.
@@ -91,20 +91,24 @@ def by_eigenvalues_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) 
 def by_sum_of_sides_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
     """CASPR: D^{-p} ⊙ M̃ with D^{-p} = (Σ_i λ_i^{-p/k} / k)^k, and λ of this step.
 
-    For a matrix this is (L^{-1/2}M + 2 L^{-1/4}MR^{-1/4} + MR^{-1/2})/4 in the basis.
+    For a matrix this is (L^{-1/2}M + 2 L^{-1/4}MR^{-1/4} + MR^{-1/2})/4 in the basis. In a sum no
+    side makes up for another, so that √λ counts as at least 64 u √Tr L once a basis has turned:
+    what is below is rounding, as in `floor`.
     """
     M, k = momentum_(s, G, c, o, p), len(s.factors)
     total = torch.zeros_like(per_block(s.step, M))
+    rounding = (ROUNDING * torch.finfo(M.dtype).eps) ** 2 * s.turned.unsqueeze(1)
     for i, values in s.diagonals.items():
-        sides = inverse_power(spectrum(values, s.age, k, o), p / k)
+        eigenvalues = spectrum(values, s.age, k, o, s.leak)
+        least = (eigenvalues * rounding).sum(1, keepdim=True)
+        sides = inverse_power(torch.maximum(eigenvalues, least), p / k)
         total = total + along(sides, i, M.dim() - 1)
     return M * (total / k) ** k
 
 
 def momentum_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
     """M/(1−β1^t): D^{-p} with D = λ_L ⊗ λ_R is in the cached roots."""
-    average_(s.exp_avg, G, o.betas[0], per_block(c.share1, G))
-    M = look_ahead(s.exp_avg, G, o)
+    M = look_ahead(average_momentum_(s, G, c.share1), G, o)
     return M / per_block(c.bias1, M)
 
 
@@ -116,9 +120,12 @@ def spectrum(
     age: Tensor,  # [N]
     k: int,  # number of factors
     o: Options,
+    leak: float,  # of a lean basis
 ) -> Tensor:
     """λ of Shampoo: diag Λ̂/(1−β2^t), trace-scaled if asked, made positive by a shift, plus ε."""
     eigenvalues = values / bias(o.betas[1], age.clamp_min(1.0)).unsqueeze(1)
+    if leak > 0:  # as √D of EShampoo: what may be nothing but leaked is not divided by its size
+        eigenvalues = eigenvalues.maximum(leak**2 * eigenvalues.sum(1, keepdim=True))
     if o.trace_scaling and k > 1:
         # S⁻¹ is shared out: Tr^{-(k-1)/k} for each of the k factors.
         trace = eigenvalues.sum(1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)

@@ -69,7 +69,8 @@ def squared_norms(U: Tensor) -> Tensor:
 
 def rescale_(U: Tensor, norms: Tensor) -> None:
     """U ← U ‖U_graft‖ / ‖U‖ with the given squared norms [2, N]."""
-    ratio = torch.where(norms[1] > 0, norms[0] / norms[1], torch.zeros_like(norms[0])).sqrt()
+    ratio = torch.where(norms[1] > 0, norms[0] / norms[1], torch.zeros_like(norms[0]))
+    ratio = ratio.clamp_max(torch.finfo(ratio.dtype).max).sqrt()  # of squares that nearly vanish
     U.mul_(per_block(ratio, U))
 
 

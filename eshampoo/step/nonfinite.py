@@ -28,12 +28,15 @@ def admit_(
     present: Tensor | None,  # [N]: which of them have a gradient; None: all
     o: Options,
 ) -> Tensor:
-    """Zero the gradients that are not finite, which steps of the others count: `live` [N].
+    """Zero the gradients that are not finite; return which blocks count this step, `live` [N].
 
+    It is 1 or −0.0: zeros are added to the state of the others, and only −0.0 changes no bit.
     A gradient whose squares overflow is not finite either; one whose squares vanish is zero, so
     that it leaves no denormal numbers, which processors are slow with. The host reads nothing.
     """
-    live = torch.ones_like(step) if present is None else present.to(step.dtype)
+    live = torch.ones_like(step)
+    if present is not None:
+        live = torch.where(present, live, -0.0)
     if o.nonfinite == "skip":
         norms = [torch.linalg.vector_norm(G.flatten(1), dim=1) for G in grads]
         norm = torch.cat(norms) if len(norms) > 1 else norms[0]
@@ -44,12 +47,12 @@ def admit_(
         for G, kept in zip(grads, keep, strict=True):
             G.view(bits).flatten(1).mul_(kept.unsqueeze(1))
         skipped.add_(live > finite)
-        live.mul_(finite)
+        live = torch.where(finite, live, -0.0)
     return live
 
 
 def believe_(G: Tensor, present: Tensor | None, verdicts: Tensor) -> Tensor:
-    """What is wrong with a gradient on another rank is wrong here; which blocks have one [N]."""
+    """Mark what other ranks found wrong with a gradient; return which blocks have one [N]."""
     there = verdicts != MISSING
     G.masked_fill_(per_block(verdicts == NOT_FINITE, G), torch.nan)
     return there if present is None else present & there

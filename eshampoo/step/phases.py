@@ -9,7 +9,7 @@ EShampoo are here, those of Shampoo and KL-Shampoo in `eigenvalues.py`.
 
 Legend: G gradient, G̃ the gradient where the state lives, M̃ momentum, D scale, L, R factors, Λ̂ a
 factor in its basis, Q basis, V change of basis, t step; all stacked on a leading N. `live` [N] is 1
-for the blocks that take part in this step, and 0 for those that keep every bit of their state.
+for the blocks that take part in this step, and −0.0 for those that keep every bit of their state.
 """
 
 import math
@@ -28,6 +28,8 @@ from ..math.linalg import (
     per_block,
     rotate_,
 )
+from ..math.rounding import average_rounded_
+from ..math.triangle import average_triangle_
 from ..options import Options
 from ..state.state import State
 
@@ -53,6 +55,7 @@ class Coefficients(NamedTuple):
     bias1: Tensor  # 1 − β1^t
     gain: Tensor  # M̃ is divided by gain · D^p + shift,
     shift: Tensor  # which is (1−β1^t) ((D/(1−β3^t))^p + ε)
+    bound: Tensor  # what the quotient is at most, or ∞
     pace: Tensor  # −α
 
     def split(self, sizes: list[int]) -> "list[Coefficients]":
@@ -82,6 +85,7 @@ def coefficients(
     live = live.unsqueeze(1)
     bias1 = momentum_bias(t, o)
     gain = bias1 / power(bias(beta3 if averaged else beta2, age), p)
+    bound = adam_bound(t, o, beta3 if averaged else beta2) if o.bounded else t * math.inf
     return Coefficients(
         live,
         moving,
@@ -91,7 +95,8 @@ def coefficients(
         bias1,
         gain,
         epsilon(gain, bias1) * o.least_eps,
-        (moving * -o.rate).to(live.dtype),
+        bound,
+        (moving.abs() * -o.rate).to(live.dtype),
     )
 
 
@@ -110,10 +115,10 @@ def observe_(s: State, G: Tensor, c: Coefficients, o: Options, statistic: Statis
         return
     seen = statistic(s, G, c, o)
     for (mode, factor), (X, share2) in zip(s.factors.items(), seen, strict=True):
-        average_gram_(factor, X, mode, o.betas[1], share2)
+        average = average_gram_ if factor.dim() == 3 else average_triangle_
+        average(factor, X, mode, o.betas[1], share2)
     if s.full is not None:
-        g = G.flatten(1)
-        average_(s.full, g.unsqueeze(2) * g.unsqueeze(1), o.betas[1], c.share2.unsqueeze(2))
+        average_gram_(s.full, G.flatten(1), 0, o.betas[1], c.share2.unsqueeze(2))
 
 
 def see_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
@@ -151,12 +156,18 @@ def bias(beta: float, t: Tensor) -> Tensor:
     """1 − β^t for t ≥ 1, accurate in float32 also for β near 1; 1 for a sum."""
     if beta in (0.0, 1.0):
         return torch.ones_like(t)
-    return -torch.expm1(t * math.log(beta))
+    return (t * math.log(beta)).expm1_().neg_()
 
 
 def momentum_bias(t: Tensor, o: Options) -> Tensor:
     """1 − β1^t, one step ahead with nesterov."""
     return bias(o.betas[0], t + 1 if o.ahead else t)
+
+
+def average_momentum_(s: State, G: Tensor, share1: Tensor) -> Tensor:
+    """M ← β1 M + (1−β1) G, returned as it was computed."""
+    M = average_rounded_(s.exp_avg.flatten(1), G.flatten(1), share1, s.step)
+    return M.view_as(G)
 
 
 def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
@@ -224,28 +235,26 @@ def one_moment(o: Options) -> tuple[str, ...]:
 def adam_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
     """Adam without a basis: D^{-p} ⊙ M with D an average of G^{⊙2}."""
     assert s.exp_avg_sq is not None
-    return divide_by_moment_(s.exp_avg, s.exp_avg_sq, G, c, o, p)
+    return divide_by_moment_(s, s.exp_avg_sq, G, c, o, p)
 
 
 def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
     """D^{-p} ⊙ M̃ with D an average of G̃^{⊙2} (Alg. 2 l.11–14), or D* = diag(QᵀAQ) (Alg. 1)."""
     D, averaged = s.exp_avg_sq, s.exp_avg_sq is not None
     if D is None:
-        A = s.factors[0] if s.full is None else s.full
-        D = diagonal(A).clamp_min(0.0).reshape(s.exp_avg.shape)
+        values = s.diagonals[0] if s.full is None else diagonal(s.full)
+        D = values.clamp_min(0.0).reshape(s.exp_avg.shape)
     least = floor(s, o, averaged)
     if o.moment != "entry":  # D has one number for many entries
         average_(D, means(G.square(), D), o.beta_scale, per_block(c.share3, D))
         D, averaged = D.expand_as(G), False
     if least is not None and p != 0.5:
         least = least ** (2 * p)
-    beta3 = o.beta_scale if averaged else o.betas[1]
-    limit = adam_bound(s.step.clamp_min(1.0).unsqueeze(1), o, beta3) if o.bounded else None
-    return divide_by_moment_(s.exp_avg, D, G, c, o, p, averaged, least, limit)
+    return divide_by_moment_(s, D, G, c, o, p, averaged, least, o.bounded)
 
 
 def divide_by_moment_(
-    M: Tensor,
+    s: State,
     D: Tensor,
     G: Tensor,
     c: Coefficients,
@@ -253,7 +262,7 @@ def divide_by_moment_(
     p: float,
     averaged: bool = True,
     least: Tensor | None = None,  # [N, 1]: what D^p counts at least
-    limit: Tensor | None = None,  # [N, 1]: what the quotient is at most
+    bounded: bool = False,  # the quotient is cut off at its bound
 ) -> Tensor:
     """Adam's lines, in place of G̃:
 
@@ -261,9 +270,13 @@ def divide_by_moment_(
 
     With ε beside the uncorrected √D it is  M̃/(1−β1^t) · √(1−β3^t) ⊘ (√D + ε).
     """
-    beta3 = o.beta_scale
-    for M_c, D_c, G_c in chunks(M, D, G):
-        M_c.lerp_(G_c, c.share1)
+    beta3, start = o.beta_scale, 0
+    for M_c, D_c, G_c in chunks(s.exp_avg, D, G):
+        if M_c.dtype == G_c.dtype:
+            M_c.lerp_(G_c, c.share1)
+        else:
+            M_c = average_rounded_(M_c, G_c, c.share1, s.step, start)
+            start += M_c.shape[1]
         root = G_c.square()
         if averaged:
             D_c.lerp_(root, c.share3) if beta3 < 1 else add_(D_c, root, c.share3)
@@ -272,8 +285,9 @@ def divide_by_moment_(
             torch.maximum(root, least, out=root)
         torch.addcmul(c.shift, c.gain, root, out=root)
         torch.div(look_ahead(M_c, G_c, o), root, out=G_c)
-        if limit is not None:
-            torch.clamp(G_c, -limit, limit, out=G_c)
+        if bounded:
+            # As clamp, which takes three times as long with two tensors that are not whole.
+            torch.minimum(torch.maximum(G_c, -c.bound, out=G_c), c.bound, out=G_c)
     return G
 
 
@@ -295,12 +309,13 @@ def floor(s: State, o: Options, averaged: bool) -> Tensor | None:
     Rotations leave an error of about u‖G‖ in every entry. Where nothing else ever was (the null
     space of a factor), Adam would divide the error by itself and take a full-size step. More than
     64 u √E‖G‖² is no rounding. A fixed size of the update makes much of little, so that with `rms`
-    a thousandth of the root mean square √(E‖G‖²/∏d) is the least.
+    a thousandth of the root mean square √(E‖G‖²/∏d) is the least. A lean basis leaves more.
     """
     beta2, beta3 = o.betas[1], o.beta_scale if averaged else o.betas[1]
-    share = ROUNDING * torch.finfo(s.exp_avg.dtype).eps
+    share = ROUNDING * torch.finfo(s.step.dtype).eps
     if o.rms is not None:
-        share = SIGNAL / math.sqrt(s.exp_avg[0].numel())
+        share = SIGNAL / math.sqrt(math.prod(s.exp_avg.shape[1:]))
+    share = max(share, s.leak)
 
     def total(beta: float, t: Tensor) -> Tensor:
         """What all values of an average count together: 1 − β^t, or t in a sum."""

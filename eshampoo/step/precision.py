@@ -62,7 +62,7 @@ def lowered() -> bool:
 
 
 def _raise() -> tuple[str, list[str]]:
-    """Set full precision; what was set before, for all backends and for each of them."""
+    """Set full precision; return what was set before, for all backends and for each of them."""
     each = []
     for backend, above in _BACKENDS:
         inherited = backend.fp32_precision == above.fp32_precision

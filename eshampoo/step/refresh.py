@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import AT_ONCE
 from ..math.foreach import foreach_copy_
-from ..math.linalg import diagonal, off_norm, off_share, orthonormalize, take, turned
+from ..math.linalg import off_norm, off_share, orthonormalize, take, turned
 from ..math.solvers import Change, eigh, least_cost, solve
+from ..math.triangle import diagonal_of, in_form, off_norm_of, pack, unpack
 from ..options import Options
 from ..state.blocks import Failure, called, together
 from ..state.bucket import Bucket
@@ -21,12 +23,22 @@ from .eigenvalues import inverse_root, spectrum
 from .nonfinite import newly_skipped
 from .task import Outcome, Task, Work
 
-# Changes after which Q is made orthonormal again: each adds about 1e-7 in float32.
+# Changes after which Q is made orthonormal again: each adds about 1e-7 in float32. Where Q is kept
+# in fewer bits, each adds as much as can be borne, and it is done before Q is rounded.
 REORTHONORMALIZE = 50
 
 # Bases of a factor that its budget does not count, each time that the run doubles its length. In a
 # doubling an average that grows older changes by the same share, and early bases matter most.
 FREE = 2.5
+
+# With `stagger` a factor has to wait for its credit too, for a share of the time between two of its
+# bases: all would have it at once. The shares run through [0, 1) so many times over all blocks, so
+# that those who are checked at the same step differ in it.
+LAPS = 8
+
+
+# The position of a block, and from it on criteria [mode][block] and steps [block].
+Read = tuple[int, list[list[float]], list[float]]
 
 
 @dataclass
@@ -40,6 +52,7 @@ class Check:
     due: list[int] = field(default_factory=list)  # blocks whose basis is to be computed
     thresholds: list[float] = field(default_factory=list)  # τ of each
     renewed: list[int] = field(default_factory=list)  # blocks whose inverse root is computed anew
+    seen: list[int] = field(default_factory=list)  # blocks whose criterion was looked at
 
     def entry(self, position: int) -> int:
         """Where the counters write about this factor of a block."""
@@ -49,9 +62,10 @@ class Check:
     @property
     def key(self) -> tuple[Any, ...]:
         """Factors that agree in this are solved together."""
-        o, A = self.task.options, self.state.factors[self.mode]
+        o, step = self.task.options, self.state.step
         settings = (o.solver, o.slots, o.refresh_to, o.qr_iterations)
-        return (A.shape[1], A.dtype, A.device, self.initial, *settings)
+        d = self.task.bucket.shape[self.mode]
+        return (d, step.dtype, step.device, self.initial, *settings)
 
 
 def refresh_(due: Sequence[Task], every: Sequence[Task], waiting: Sequence[Work]) -> Outcome:
@@ -74,21 +88,31 @@ def refresh_(due: Sequence[Task], every: Sequence[Task], waiting: Sequence[Work]
         for check in checks:
             if check.renewed and check.state.roots:
                 _renew_root_(check)
+    for check in checks:  # only now: after an error, a first check is a first check again
+        for position in check.seen:
+            check.task.bucket.counters.checks[check.entry(position)] += 1
     return failures, skipped
 
 
 def _read(
     due: Sequence[Task], every: Sequence[Bucket]
-) -> tuple[list[State], list[tuple[list[list[float]], list[float]]], list[Tensor]]:
-    """States with Λ̂; criteria [mode][block] and steps [block]: one copy per device and dtype.
+) -> tuple[list[State], list[Read], list[Tensor]]:
+    """States with Λ̂, and what is read of the blocks that are due: one copy per device and dtype.
 
     The counts of skipped gradients travel in the same copies, also those of blocks without a basis.
     """
-    states = [task.bucket.state.in_basis() for task in due]
+    first = [min(task.due) for task in due]
+    pairs = [
+        task.bucket.state.in_basis(start, max(task.due) + 1)
+        for task, start in zip(due, first, strict=True)
+    ]
     off, inside, counts = (defaultdict[Any, list[Tensor]](list) for _ in range(3))
-    for state in states:
+    for _, state in pairs:
         memory = state.step.device, state.step.dtype
-        off[memory] += [off_norm(view) for view in state.off_diagonals.values()]
+        views = state.off_diagonals.values()
+        off[memory] += [off_norm(view) for view in views]
+        if state.lean:
+            off[memory] += [off_norm_of(A) for A in state.factors.values() if A.dim() == 2]
         inside[memory] += [view.norm(dim=1) for view in state.diagonals.values()]
         counts[memory].append(state.step if state.observations is None else state.observations)
     counted = [b for b in every if (b.state.step.device, b.state.step.dtype) in counts]
@@ -102,28 +126,28 @@ def _read(
     def take(s: State) -> list[float]:
         return [next(values[s.step.device, s.step.dtype]) for _ in range(len(s.step))]
 
-    criteria = [[take(state) for _ in state.factors] for state in states]
-    read = list(zip(criteria, [take(state) for state in states], strict=True))
+    criteria = [[take(state) for _ in state.factors] for _, state in pairs]
+    read = list(zip(first, criteria, [take(state) for _, state in pairs], strict=True))
     found = [p for bucket in counted for p in newly_skipped(bucket, take(bucket.state))]
-    return states, read, list(dict.fromkeys(found))
+    return [state for state, _ in pairs], read, list(dict.fromkeys(found))
 
 
 def _plan_(
-    task: Task, state: State, criteria: list[list[float]], steps: list[float]
+    task: Task, state: State, first: int, criteria: list[list[float]], steps: list[float]
 ) -> list[Check]:
-    """Decide which bases are due, and count it."""
+    """Decide which bases are due."""
     bucket, o, counters = task.bucket, task.options, task.bucket.counters
     clock = bucket.clocks[task.call]
     checks: dict[tuple[int, bool], Check] = {}
     for position, tau in task.due.items():
-        t = int(steps[position])
+        t = int(steps[position - first])
         if t != clock[position]:  # gradients were skipped: the check comes later
             clock[position] = t
             continue
         initial = t == 0
         for k, mode in enumerate(bucket.modes):
             check = checks.setdefault((mode, initial), Check(task, state, mode, initial))
-            entry, value = check.entry(position), criteria[k][position]
+            entry, value = check.entry(position), criteria[k][position - first]
             wanted = initial or (tau < 1 and (value > tau or tau == 0))
             due = wanted and (o.budget is None or _has_credit(check, entry, o.budget, t))
             counters.waited[entry] += wanted - due
@@ -133,7 +157,7 @@ def _plan_(
             # A basis that holds at the first check is the first basis, with its eigenvalues.
             if due or o.eigenvalues == "fresh" or counters.checks[entry] == 0:
                 check.renewed.append(position)
-            counters.checks[entry] += 1
+            check.seen.append(position)
             counters.criterion[entry] = value
             if o.record:
                 counters.remember(entry, (t, value, due))
@@ -143,16 +167,20 @@ def _plan_(
 def _has_credit(check: Check, entry: int, budget: float, t: int) -> bool:
     """Whether a factor may have another basis at step t.
 
-        computations ≤ 2.5 log₂(1 + t/2)   or   spent + cost ≤ budget · t · 3 d ∏d_i
+        computations + w ≤ 2.5 log₂(1 + t/2)   or   spent + (1 + w) cost ≤ budget · t · 3 d ∏d_i
 
     A plain step rotates G, averages the factor, and rotates U back: 3 d ∏d_i multiply-adds on the
-    side of size d. It is counted per factor and not in seconds, so all ranks decide alike.
+    side of size d. It is counted per factor and not in seconds, so all ranks decide the same. The
+    share w that a factor waits for longer than others is 0, unless checks are spread.
     """
-    bucket, counters = check.task.bucket, check.task.bucket.counters
-    if counters.computations[entry] <= FREE * log2(1 + t / 2):
+    bucket, counters, o = check.task.bucket, check.task.bucket.counters, check.task.options
+    w = 0.0
+    if o.stagger and t > AT_ONCE:
+        w = LAPS * bucket.blocks[entry // len(bucket.modes)].phase % 1.0
+    if counters.computations[entry] + w <= FREE * log2(1 + t / 2):
         return True
     d = bucket.shape[check.mode]
-    cost = least_cost(check.task.options.solver, d)
+    cost = (1 + w) * least_cost(o.solver, d)
     return counters.spent[entry] + cost <= budget * t * (3 * d * prod(bucket.shape))
 
 
@@ -160,13 +188,15 @@ def _solve_(same: Sequence[Check], waiting: Sequence[Work]) -> list[Failure]:
     """Solve for the due factors of one size, some at a time, and change the bases found."""
     members = [(check, position) for check in same for position in check.due]
     thresholds = [tau for check in same for tau in check.thresholds]
-    o, A = same[0].task.options, same[0].state.factors[same[0].mode]
-    size = A[0].numel() * A.element_size()
-    count = together(size, A.device) if len(members) > 1 else 1
+    o, step = same[0].task.options, same[0].state.step
+    size = same[0].task.bucket.shape[same[0].mode] ** 2 * step.element_size()
+    count = together(size, step.device) if len(members) > 1 else 1
     failures = []
     for start in range(0, len(members), count):
         some = members[start : start + count]
         stacks = [check.state.factors[check.mode][run] for check, run in _runs(some)]
+        # Some groups may have a lean state and others not.
+        stacks = [A if A.dim() == 3 else unpack(A) for A in stacks]
         A = stacks[0] if len(stacks) == 1 else torch.cat(stacks)
         if same[0].initial:
             changes, failed = eigh(A, descending=True)
@@ -210,7 +240,8 @@ def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) 
                 pairs.append((its_G, turned(its_G, mode, here.V, here.subset)))
     entries = [check.entry(position) for position in range(run.start, run.stop)]
     after = [counters.computations[entry] + 1 for entry in entries]
-    worn = [number for number, count in enumerate(after) if count % REORTHONORMALIZE == 0]
+    every = 1 if check.state.lean else REORTHONORMALIZE
+    worn = [number for number, count in enumerate(after) if count % every == 0]
     if worn:
         Q = pairs[0][1]
         Q[worn] = orthonormalize(Q[worn])
@@ -230,9 +261,11 @@ def changed(
     Q comes first. Nothing is written, so that all can be at once.
     """
     V, subset, D = change.V, change.subset, s.exp_avg_sq
-    found = [(s.bases[mode], turned(s.bases[mode], 1, V, subset))]
-    found += [(s.turned, torch.ones_like(s.turned)), (s.factors[mode], change.factor)]
-    found += [(M, turned(M, mode, V, subset)) for M in turning]
+    Q, factor = s.bases[mode], s.factors[mode]
+    kept = change.factor if factor.dim() == 3 else pack(change.factor)
+    found = [(Q, turned(Q.to(s.step.dtype), 1, V, subset))]
+    found += [(s.turned, torch.ones_like(s.turned)), (factor, kept)]
+    found += [(M, turned(M.to(s.step.dtype), mode, V, subset)) for M in turning]
     if s.full is not None:
         order = s.exp_avg.dim() - 1
         A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
@@ -257,7 +290,7 @@ def _narrowed(change: Change, start: int, stop: int) -> Change:
 
 
 def _failed_(check: Check, position: int) -> list[Failure]:
-    """Count a basis that could not be computed; the failure if it is one too many in a row."""
+    """Count a basis that failed; return the failure if it is one too many in a row."""
     bucket, entry = check.task.bucket, check.entry(position)
     failures = bucket.counters.failures
     failures[entry] += 1
@@ -270,8 +303,9 @@ def _renew_root_(check: Check) -> None:
     """Inverse roots of the factors, from the basis and the diagonal of Λ̂ at this check."""
     s, mode, at, o = check.state, check.mode, check.renewed, check.task.options
     k, p = len(s.factors), check.task.bucket.method.exponent(o)
-    eigenvalues = spectrum(diagonal(s.factors[mode][at]), s.age[at], k, o)
-    s.roots[mode][at] = inverse_root(s.bases[mode][at], eigenvalues, k, o, p)
+    eigenvalues = spectrum(diagonal_of(s.factors[mode][at]), s.age[at], k, o, s.leak)
+    root = inverse_root(s.bases[mode][at].to(s.step.dtype), eigenvalues, k, o, p)
+    s.roots[mode][at] = in_form(root, s.roots[mode])
 
 
 def raise_for(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> None:

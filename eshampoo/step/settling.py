@@ -16,8 +16,8 @@ def settle_(s: State, live: Tensor) -> None:
     Where squares have gone, the momentum goes too, or it would be divided by ε alone.
     """
     M = s.exp_avg
-    least = live.view(-1) * (2**24 * finfo(M.dtype).tiny)
-    gone = [along(diagonal(A) < least.view(-1, 1), i, M.dim() - 1) for i, A in s.factors.items()]
+    least = live.view(-1) * (2**24 * finfo(s.step.dtype).tiny)
+    gone = [along(x < least.view(-1, 1), i, M.dim() - 1) for i, x in s.diagonals.items()]
     if s.full is not None:
         gone.append((diagonal(s.full) < least.view(-1, 1)).view(M.shape))
     if s.exp_avg_sq is not None:

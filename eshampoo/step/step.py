@@ -7,11 +7,14 @@ with other ranks.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..math.at_once import at_once, call
+from ..options import Statistics
 from ..state.blocks import Part
 from ..state.bucket import Batch, Bucket
 from .grafting import average_lent_, compare_, rescale_, sum_over_parameters_
@@ -32,7 +35,7 @@ Take = Callable[[Sequence[Task], Sequence[Batch]], Outcome]
 
 
 def or_uncount(take: Take) -> Take:
-    """After an error, what did not come to the end of a call has not counted it."""
+    """After an error, uncount the call for every block that did not reach its end."""
 
     @wraps(take)
     def taken(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
@@ -47,7 +50,7 @@ def or_uncount(take: Take) -> Take:
 
 @or_uncount
 def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
-    """Take one step; which bases failed too often, and whose gradients were skipped."""
+    """Take one step; return which bases failed too often and whose gradients were skipped."""
     by_bucket = {task.bucket: task for task in tasks}
     grafted = [task for task in tasks if task.graft == "parameter"]
     waiting: list[Work] = []  # for their bases
@@ -61,7 +64,7 @@ def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
         for work in admit(batch, by_bucket):
             task, part, G, c = work
             observe_(part.state, G, c, task.options, task.statistic)
-            if task.waits:
+            if task.waits and not task.due.keys().isdisjoint(range(part.start, part.stop)):
                 waiting.append(work)
             else:
                 update_(work, compared)
@@ -73,7 +76,7 @@ def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     outcome = refresh_(due, tasks, waiting) if due else ([], [])
     for work in waiting:
         update_(work, compared)
-    # Blocks move that take the norm of their whole parameter.
+    # Blocks that take the norm of their whole parameter move now.
     if grafted:
         sum_over_parameters_(grafted, compared)
     for (task, part, U, c), norms in compared:
@@ -106,6 +109,10 @@ def take_in(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     for task in tasks:
         task.bucket.route.rest()
     return outcome
+
+
+# What each call of an optimizer does with the gradients that are there.
+TAKE: Mapping[Statistics, Take] = {"step": take_step, "observe": take_in}
 
 
 def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
@@ -141,9 +148,9 @@ def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
             settle_(part.state, its_c.live)
         if task.graft is not None:
             average_lent_(part.state, G, its_c, o)
-    count.add_(live)
-    for task, part, _, its_c in admitted:
-        task.begun[part] = its_c.live
+    calls: list[partial[Any]] = [partial(count.add_, live)]
+    calls += [partial(task.begun.__setitem__, part, c.live) for task, part, _, c in admitted]
+    at_once(map(call, calls))
     return admitted
 
 
@@ -178,8 +185,8 @@ def update_(work: Work, compared: list[Compared]) -> None:
 def fix_rms_(U: Tensor, turned: Tensor, rms: float) -> None:
     """U ← U · rms / RMS(U) per block whose basis has `turned`; an update of zero stays zero."""
     norms = torch.linalg.vector_norm(U.flatten(1), dim=1)
-    ratio = rms * math.sqrt(U[0].numel()) / norms
-    ratio = torch.where((turned > 0) & (norms > 0), ratio, torch.ones_like(norms))
+    ratio = norms.reciprocal().mul_(rms * math.sqrt(math.prod(U.shape[1:])))
+    ratio = torch.where(norms * turned > 0, ratio, torch.ones_like(norms))
     U.mul_(ratio.view(-1, *[1] * (U.dim() - 1)))
 
 
@@ -188,12 +195,12 @@ def deliver_(task: Task, part: Part, U: Tensor, c: Coefficients) -> None:
     bucket, o, here = task.bucket, task.options, task.present[part.start : part.stop]
     if bucket.method.decay == "after" and o.weight_decay != 0:
         U.mul_(1 - o.rate * o.weight_decay)
-    bucket.route.deliver_(part, U, c.pace, c.moving, here, o.weight_decay)
-    del task.begun[part]
+    note = partial(task.begun.pop, part)
+    bucket.route.deliver_(part, U, c.pace, c.moving, here, o.weight_decay, note)
 
 
 def uncount_(tasks: Sequence[Task]) -> None:
-    """After an error: a block that was not carried to its end has not taken part in the call."""
+    """After an error, a block that did not reach the end of the call has not counted it."""
     for task in tasks:
         for part, live in task.begun.items():
             part.state.count(task.call).sub_(live.squeeze(1))

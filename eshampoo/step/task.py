@@ -66,8 +66,10 @@ def plan(
         clock = [t + now for t, now in zip(bucket.clocks[call], present, strict=True)]
         due = {}
         if bucket.modes and o.statistics == call:
-            checked = {t for t in set(clock) if o.checks_at(t)}
-            at = [i for i, now in enumerate(present) if now and clock[i] in checked]
+            phases = [block.phase if o.stagger else 0.0 for block in bucket.blocks]
+            pairs = list(zip(clock, phases, strict=True))
+            checked = {pair for pair in set(pairs) if o.checks_at(*pair)}
+            at = [i for i, now in enumerate(present) if now and pairs[i] in checked]
             due = {position: o.threshold(clock[position]) for position in at}
         said = verdicts_of(bucket, verdicts) if verdicts else None
         waits = bool(due) and bucket.method.refreshes == "before"

@@ -1,0 +1,39 @@
+"""A callback for Lightning."""
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from ..engine import EigenbasisOptimizer
+from ..report import BasisReport
+
+
+class LogBases(Callback):
+    """Send the report of the bases to every logger of the Trainer, at regular intervals.
+
+    Args:
+        every: the number of optimizer steps between two reports.
+    """
+
+    def __init__(self, every: int = 100) -> None:
+        self.every = every
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ANN401 - as Lightning declares them
+        batch: Any,  # noqa: ANN401
+        batch_idx: int,
+    ) -> None:
+        """Lightning calls this after every batch."""
+        if trainer.global_step % self.every:
+            return
+        report = BasisReport(
+            row
+            for optimizer in trainer.optimizers
+            if isinstance(optimizer, EigenbasisOptimizer)
+            for row in optimizer.basis_report()
+        )
+        for logger in trainer.loggers:
+            logger.log_metrics(report.scalars(), step=trainer.global_step)

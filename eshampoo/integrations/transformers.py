@@ -1,0 +1,41 @@
+"""A callback for the Trainer of transformers."""
+
+from typing import Any
+
+from torch.optim import Optimizer
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from ..engine import EigenbasisOptimizer
+
+
+class LogBases(TrainerCallback):
+    """Log the report of the bases whenever the Trainer logs the loss.
+
+    Args:
+        trainer: the Trainer that you add the callback to. The callback needs it, because a
+            Trainer does not tell its callbacks how to log.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,  # noqa: ANN401 - the Trainer passes them
+    ) -> None:
+        """The Trainer calls this when it logs."""
+        if "loss" not in kwargs["logs"]:  # an evaluation, the summary, or the report itself
+            return
+        # Accelerate wraps the optimizer while it trains.
+        optimizer: Optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
+        if isinstance(optimizer, EigenbasisOptimizer):
+            self.trainer.log(optimizer.basis_report().scalars())
