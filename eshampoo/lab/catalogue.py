@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from eshampoo.lab import objectives
 from eshampoo.lab.data import images, molecules, mri
@@ -25,7 +26,7 @@ def classifier(
     origin: str = images.ORIGIN,
     locate: Callable[[Path | None], Path | None] = images.locate_imagewoof,
 ) -> Workload:
-    """Return a workload that classifies images, those of Imagewoof unless told otherwise."""
+    """Return a workload that classifies images, by default those of Imagewoof."""
     return Workload(
         name=name,
         title=title,
@@ -38,6 +39,17 @@ def classifier(
         trivial=objectives.majority_accuracy,
         settings=settings,
     )
+
+
+def varied(
+    row: Workload, name: str, title: str, model: Mapping[str, Any], batch: int | None = None
+) -> Workload:
+    """Return a workload with other values of its model or another batch, at every scale."""
+    settings = {
+        scale: replace(setting, model=partial(setting.model, **model), batch=batch or setting.batch)
+        for scale, setting in row.settings.items()
+    }
+    return replace(row, name=name, title=title, settings=settings)
 
 
 DIGITS_VIT = classifier(
@@ -65,14 +77,15 @@ DIGITS_VIT = classifier(
             batch=64,
             threads=1,
             options=options(3e-3, 1e-4),
-            # each rate is the best of several (docs/lab.md tells which); Shampoo's F keeps its
+            # each rate is the best of several (docs/lab.md says which); Shampoo's F keeps its
             # share of the run
             tuned={
                 "adamw": {"lr": 6e-3},
                 "shampoo": {"lr": 1e-2, "frequency": 4},
                 "soap": {"lr": 1e-2},
                 "eshampoo": {"lr": 6e-3},
-                "klshampoo": {"frequency": 2},
+                "klshampoo": {"lr": 1e-2},
+                "muon": {"lr": 1e-2},
             },
         ),
         "paper": Setting(
@@ -119,13 +132,11 @@ IMAGEWOOF_VIT = classifier(
     },
 )
 
-IMAGEWOOF_VIT_BARE = classifier(
-    name="imagewoof-vit-bare",
-    title="the same, its norms without parameters",
-    settings={
-        scale: replace(row, model=partial(row.model, affine=False))  # type: ignore[call-arg]
-        for scale, row in IMAGEWOOF_VIT.settings.items()
-    },
+IMAGEWOOF_VIT_BARE = varied(
+    IMAGEWOOF_VIT,
+    "imagewoof-vit-bare",
+    "the same, its norms without parameters",
+    model={"affine": False},
 )
 
 IMAGEWOOF_CONVNEXT = classifier(
@@ -256,12 +267,27 @@ WORKLOADS: Mapping[str, Workload] = {
     )
 }
 
+# Workloads with another batch or width, only for the studies of sensitivity.
+VARIANTS: Mapping[str, Workload] = {
+    row.name: row
+    for row in (
+        varied(DIGITS_VIT, "digits-vit-batch-16", "digits in batches of 16", {}, batch=16),
+        varied(DIGITS_VIT, "digits-vit-batch-256", "digits in batches of 256", {}, batch=256),
+        varied(
+            TEXT_CHAR,
+            "text-char-width-64",
+            "characters with half the width",
+            {"width": 64, "hidden": 176},
+        ),
+    )
+}
+
 
 def workload(name: str) -> Workload:
     """Return the workload of this name."""
-    if name not in WORKLOADS:
+    if name not in {**WORKLOADS, **VARIANTS}:
         raise UserError(f"unknown workload {name!r}; choose one of: {', '.join(WORKLOADS)}")
-    return WORKLOADS[name]
+    return {**WORKLOADS, **VARIANTS}[name]
 
 
 def setting(run: Run) -> Setting:

@@ -1,4 +1,4 @@
-"""The console command ``eshampoo``: what can be typed, and one line for what was typed wrongly."""
+"""The console command ``eshampoo``: its arguments, and one line for each mistake in them."""
 
 import argparse
 import os
@@ -35,7 +35,7 @@ def positive(text: str) -> int:
 
 
 def some(text: str) -> int:
-    """Read a small number of at least 1: of seeds, threads, processes."""
+    """Read a number of seeds, threads or processes: small, and at least 1."""
     return whole(text, 1, 1000)
 
 
@@ -46,7 +46,7 @@ def seed(text: str) -> int:
 
 def whole(text: str, least: int, most: int) -> int:
     """Read a whole number within bounds."""
-    # int() itself refuses thousands of digits, with another error
+    # int() would refuse thousands of digits, with another error
     digits = text.removeprefix("-")
     if not digits.isdecimal() or len(digits) > 19 or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from {least} to {most}")
@@ -86,10 +86,12 @@ def parser() -> Parser:
     report.add_argument("directory", type=Path, metavar="DIR")
     add_run_arguments_((train, compare, reproduce, study))
     for command in (train, compare):
-        command.add_argument("--resume", action="store_true", help="continue what was interrupted")
+        command.add_argument("--resume", action="store_true", help="continue an interrupted run")
         command.add_argument("--checkpoint-every", type=positive, default=200, metavar="STEPS")
-        command.add_argument("--tensorboard", action="store_true", help="also log there")
-        command.add_argument("--evaluations", type=positive, metavar="N", help="of the metric")
+        command.add_argument("--tensorboard", action="store_true", help="also log to TensorBoard")
+        command.add_argument(
+            "--evaluations", type=positive, metavar="N", help="how often to take the metric"
+        )
     for command in (workloads, train, compare, reproduce, study):
         command.add_argument(
             "--data",
@@ -104,19 +106,20 @@ def parser() -> Parser:
 def add_figure_arguments_(command: Parser, what: str) -> None:
     """Add the arguments of a command that makes many runs for one page."""
     command.add_argument("figure", metavar=what)
-    command.add_argument("--only", metavar="LIST", help="some of its workloads, by commas")
-    command.set_defaults(evaluations=None)  # a figure says how many it needs
+    command.add_argument("--only", metavar="LIST", help="only these workloads, separated by commas")
     command.add_argument(
         "--jobs",
         type=some,
         default=1,
         metavar="N",
-        help="runs at a time; with more than one, each has one thread",
+        help="how many runs at a time; with more than one, each has one thread",
     )
-    command.add_argument("--seeds", type=some, metavar="N", help="instead of the figure's")
+    command.add_argument(
+        "--seeds", type=some, metavar="N", help="number of seeds, instead of the figure's"
+    )
     places = (
-        ("--results", Path("results"), "compressed logs; what is there is not run again"),
-        ("--runs", Path("runs/figures/logs"), "where missing runs are trained, and go on"),
+        ("--results", Path("results"), "compressed logs; runs that are there are not made again"),
+        ("--runs", Path("runs/figures/logs"), "where missing runs are trained and continued"),
     )
     for name, place, purpose in places:
         text = f"{purpose} (default: {place})"
@@ -127,12 +130,16 @@ def add_figure_arguments_(command: Parser, what: str) -> None:
 
 
 def add_run_arguments_(commands: Sequence[Parser]) -> None:
-    """Add the arguments that every command that trains takes."""
+    """Add the arguments of every command that trains."""
     for command in commands:
         command.add_argument("--scale", choices=("tiny", "small", "paper"), default="small")
-        command.add_argument("--steps", type=positive, metavar="N", help="instead of the scale's")
+        command.add_argument(
+            "--steps", type=positive, metavar="N", help="number of steps, instead of the scale's"
+        )
         command.add_argument("--out", type=Path, metavar="DIR")
-        command.add_argument("--threads", type=some, metavar="N", help="of each run")
+        command.add_argument(
+            "--threads", type=some, metavar="N", help="number of threads of each run"
+        )
         command.add_argument("--device", default="cpu", help="where runs compute: cpu, cuda, …")
 
 
@@ -148,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return perform(known, rest, typed)
     except UserError as error:
         return complain(str(error))
-    except OSError as error:  # what the system refuses is not for us to mend
+    except OSError as error:  # the user has to fix what the system refuses
         where = "" if error.filename is None else f"{error.filename}: "
         return complain(f"{where}{error.strerror or error}; give another path or make it usable")
     except KeyboardInterrupt:

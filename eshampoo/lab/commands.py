@@ -1,4 +1,4 @@
-"""What the commands do, with their output on the console."""
+"""What the commands do, and what they print."""
 
 import argparse
 import shlex
@@ -27,7 +27,7 @@ INTERRUPTED = 130
 
 def perform(known: argparse.Namespace, rest: Sequence[str], typed: Sequence[str]) -> int:
     """Carry out a parsed command: ``rest`` are optimizer keywords, ``typed`` the whole line."""
-    console = Console(markup=False, emoji=False)  # names are shown as they are
+    console = Console(markup=False, emoji=False)  # show names unchanged
     if known.command == "workloads":
         return list_workloads(known.data, console)
     if known.command == "report":
@@ -46,7 +46,7 @@ def perform(known: argparse.Namespace, rest: Sequence[str], typed: Sequence[str]
 
 
 def command_text(typed: Sequence[str]) -> str:
-    """Return the line as typed, except for where data and results lie on this machine."""
+    """Return the line as typed, but without the places of data and results on this machine."""
     words = list(typed)
     for place in ("data", "out"):
         for index, word in enumerate(words):
@@ -91,7 +91,7 @@ def optimizer_list(text: str) -> list[tuple[str, dict[str, Option]]]:
 
 
 def list_workloads(data: Path | None, console: Console) -> int:
-    """Show the table of workloads, and whether their data are there."""
+    """Show the table of workloads, and say whether their data are there."""
     table = Table("workload", "trains", "metric", "scales (steps)", "data")
     for row in WORKLOADS.values():
         try:
@@ -117,7 +117,7 @@ def execute(
 ) -> bool:
     """Train runs below a directory under a live display; return False when interrupted.
 
-    The directory is held alone meanwhile. What is refused before the first step leaves nothing.
+    It locks the directory meanwhile. A run that is refused before its first step leaves nothing.
     """
     for run, _ in runs:
         check_options(run.optimizer, run.options)
@@ -148,7 +148,6 @@ def train_all(
                 command=command,
                 resume=known.resume,
                 checkpoint_every=known.checkpoint_every,
-                evaluations=known.evaluations,
                 device=known.device,
                 watch=display.observer(run, out / "tensorboard" if known.tensorboard else None),
                 stopped=stopped,
@@ -161,10 +160,11 @@ def train_all(
 def train_one(
     known: argparse.Namespace, options: dict[str, Option], command: str, console: Console
 ) -> int:
-    """Carry out ``eshampoo train``: one run, and a table of what it came to."""
+    """Carry out ``eshampoo train``: one run, and a table of its results."""
     row = workload(known.workload)
     check_options(known.optimizer, options)
-    run = row.run(known.optimizer, options, scale=known.scale, seed=known.seed, steps=known.steps)
+    lengths = {"steps": known.steps, "evaluations": known.evaluations}
+    run = row.run(known.optimizer, options, scale=known.scale, seed=known.seed, **lengths)
     out = known.out or Path("runs") / run.place
     existing = out / FILE_NAME
     if existing.exists() and not known.resume:
@@ -184,8 +184,9 @@ def compare(known: argparse.Namespace, command: str, console: Console) -> int:
     row = workload(known.workload)
     chosen = optimizer_list(known.optimizers)
     directory = known.out or Path("runs") / f"compare-{row.name}"
+    lengths = {"steps": known.steps, "evaluations": known.evaluations}
     runs = [
-        row.run(name, options, scale=known.scale, seed=seed, steps=known.steps)
+        row.run(name, options, scale=known.scale, seed=seed, **lengths)
         for seed in range(known.seeds)
         for name, options in chosen
     ]
@@ -217,12 +218,12 @@ def show(logs: Sequence[Log], console: Console) -> None:
 def write_report(logs: Sequence[Log], directory: Path, console: Console) -> None:
     """Write report.html and say where it is."""
     page = directory / "report.html"
-    write_atomic(page, report_page(logs).encode())
+    write_atomic(page, report_page(logs).encode(errors="replace"))  # logs may hold half characters
     console.print(printable(f"report: {page}"))
 
 
 def report(directory: Path, console: Console) -> int:
-    """Carry out ``eshampoo report DIR``: table, verdict and page from the logs alone."""
+    """Carry out ``eshampoo report DIR``: table, verdict and page, only from the logs."""
     logs = find_logs(directory)
     show(logs, console)
     write_report(logs, directory, console)

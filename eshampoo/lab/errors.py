@@ -1,12 +1,12 @@
-"""The one kind of error that is the user's to put right."""
+"""The one kind of error that the user can fix."""
 
 from pathlib import Path
 
-LONGEST = 800  # characters of a line of complaint
+LONGEST = 800  # characters of an error message
 
 
 class UserError(Exception):
-    """A mistake in what was typed or given; shown as one line (value, rule, fix), exit code 2."""
+    """A user's mistake, shown as one line (value, rule, fix), with exit code 2."""
 
 
 def missing_data(name: str, path: Path | None, source: str) -> UserError:
@@ -16,7 +16,7 @@ def missing_data(name: str, path: Path | None, source: str) -> UserError:
 
 
 def printable(text: str) -> str:
-    """Return text that a terminal only shows: control characters and half characters become ``�``.
+    """Return text that is safe in a terminal: control and half characters become ``�``.
 
     >>> printable("a \\x1b[31mred\\x1b[0m name")
     'a �[31mred�[0m name'
@@ -25,6 +25,6 @@ def printable(text: str) -> str:
 
 
 def one_line(message: str) -> str:
-    """Return a message as one line of bearable length; the fix, at its end, stays."""
+    """Return a message as one line, shortened in its middle; the fix, at its end, stays."""
     line = printable(" ".join(message.split()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 202]} … {line[-199:]}"

@@ -36,9 +36,9 @@ def write_atomic(path: Path, content: bytes | memoryview) -> None:
 
 
 def write_sealed(path: Path, state: Mapping[str, Any]) -> None:
-    """Write what ``torch.save`` makes of ``state``, and behind it the checksum of these bytes.
+    """Write what ``torch.save`` makes of ``state``, followed by the checksum of these bytes.
 
-    ``torch.load`` reads such a file too; it does not look at what comes after its own end.
+    ``torch.load`` reads such a file, too, because it ignores what follows its own end.
     """
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
@@ -48,19 +48,19 @@ def write_sealed(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read a file of ``write_sealed`` without executing any code in it; no bit may have changed."""
+    """Read a file of ``write_sealed`` without executing code in it; refuse any changed bit."""
     try:
         content, _, digest = path.read_bytes().rpartition(SEAL)
         if hashlib.sha256(content).hexdigest().encode() != digest:
             raise ValueError("its checksum is not that of its content")
         state: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
-    except Exception as error:  # a foreign file fails in more ways than can be listed
+    except Exception as error:  # a foreign file can fail in many ways
         raise UserError(f"{path} is damaged or foreign: {error}") from error
     return state
 
 
 def make_directory(path: Path) -> Path:
-    """Create ``path`` and check that it can be written to before any work is done."""
+    """Create ``path``, and check that it is writable before any work begins."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -73,7 +73,7 @@ def make_directory(path: Path) -> Path:
 
 @contextmanager
 def made(directory: Path) -> Iterator[None]:
-    """Create a directory for a while: where nothing came to lie in it, it goes again."""
+    """Create a directory, and remove it at the end if it is still empty."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     make_directory(directory)
     try:
@@ -82,7 +82,7 @@ def made(directory: Path) -> Iterator[None]:
         for path in missing:
             try:
                 path.rmdir()
-            except OSError:  # it holds something, and so do those above
+            except OSError:  # it is not empty, and neither are those above
                 break
 
 
@@ -90,8 +90,8 @@ def made(directory: Path) -> Iterator[None]:
 def held(directory: Path) -> Iterator[None]:
     """Keep other processes out of a directory.
 
-    The directory itself is locked, so no file is left behind, and the system opens the lock when
-    the process ends, killed or not.
+    The lock is on the directory itself, so no file is left behind. The system releases it when
+    the process ends, even if it is killed.
     """
     handle = os.open(directory, os.O_RDONLY)
     try:
@@ -101,7 +101,7 @@ def held(directory: Path) -> Iterator[None]:
         raise UserError(
             f"another process is training into {directory}; wait for it or choose another --out"
         ) from error
-    except OSError:  # some network file systems lock no directories
+    except OSError:  # some network file systems cannot lock a directory
         pass
     try:
         yield

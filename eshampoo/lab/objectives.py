@@ -18,7 +18,7 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def sampled_cross_entropy(model: nn.Module, batch: Batch, generator: Generator) -> Tensor:
-    """Return √B times the mean cross entropy of B labels that are sampled from the model.
+    """Return √B times the mean cross entropy of B labels sampled from the model.
 
     The outer product of its gradient is on average the Fisher information of one example.
     """
@@ -128,7 +128,7 @@ def average_precision(scores: Tensor, labels: Tensor) -> float:
 def slopes(model: nn.Module, points: Tensor) -> tuple[Tensor, Tensor]:
     """Return ∂u/∂(point) at every point, and the points, with respect to which it can be derived.
 
-    A point has no part in the value at another one, so the derivative of the sum has them all.
+    The value at a point does not depend on other points, so the derivative of the sum has all.
     """
     points = points.detach().requires_grad_()
     with torch.enable_grad():

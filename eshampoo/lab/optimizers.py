@@ -1,4 +1,4 @@
-"""The optimizers by the names that are typed, and the options that they take."""
+"""The optimizers by the names that users type, and their options."""
 
 import difflib
 import inspect
@@ -53,7 +53,7 @@ def parse_option(text: str) -> Option:
 
 
 def check_options(name: str, options: Mapping[str, Option]) -> None:
-    """Refuse options that are no keywords of the optimizer, and values that it cannot step with."""
+    """Refuse options that the optimizer does not have, and values that it cannot step with."""
     taken = keywords(name)
     for key in options:
         if key not in taken:
@@ -71,7 +71,7 @@ def check_options(name: str, options: Mapping[str, Option]) -> None:
 
 
 def build_optimizer(name: str, model: nn.Module, options: Mapping[str, Option]) -> Optimizer:
-    """Build the optimizer over all parameters of ``model``, named so that reports can tell them.
+    """Build the optimizer over all parameters of ``model``, with their names for reports.
 
     A scheduled option (see ``schedule``) starts at its first value; the loop sets the others.
     """
@@ -79,7 +79,7 @@ def build_optimizer(name: str, model: nn.Module, options: Mapping[str, Option]) 
 
 
 def parameters_for(name: str, model: nn.Module) -> Iterable[Any]:
-    """Return named parameters; for Muon in groups, since embeddings and head are not for it."""
+    """Return named parameters; for Muon in groups, so that AdamW trains embeddings and head."""
     if optimizer_class(name) is not Muon:
         return model.named_parameters()
     return parameter_groups(model, {kind: {"matrices": "adam"} for kind in ("embeddings", "head")})
@@ -91,7 +91,7 @@ def construct(
     options: Mapping[str, Option],
     share: float,
 ) -> Optimizer:
-    """Build an optimizer with the options as they are after a share of the run."""
+    """Build an optimizer with the options that hold after a share of the run."""
     values: dict[str, Any] = {key: scheduled(value, share) for key, value in options.items()}
     try:
         return optimizer_class(name)(parameters, **values)
@@ -126,7 +126,7 @@ def schedule(option: Option) -> list[tuple[float, float]] | None:
 
 
 def scheduled(option: Option, share: float) -> Option:
-    """Return the value of an option after a share of the run; it is constant unless scheduled."""
+    """Return the value of an option after a share of the run; a plain option is constant."""
     pieces = schedule(option)
     if pieces is None:
         return option

@@ -27,7 +27,7 @@ class Setting:
     steps: int
     batch: int
     options: Mapping[str, Option]  # of every optimizer that takes them
-    # an optimizer's own keywords, which come before those of every optimizer
+    # an optimizer's own keywords, which override those of every optimizer
     tuned: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
     warmup: float = 0.05  # share of the run, before a cosine to zero; the paper has 353 of 7,050
     clip: float | None = 1.0
@@ -46,19 +46,19 @@ class Setting:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained, on what, and how it is judged."""
+    """A model, its data, its loss and its metric."""
 
     name: str
     title: str
     origin: str
-    locate: Callable[[Path | None], Path | None]  # raises where the data are missing
+    locate: Callable[[Path | None], Path | None]  # raises an error if the data are missing
     loss: Callable[[nn.Module, Batch], Tensor]
     metric: Callable[[nn.Module, Iterable[Batch]], float]
     metric_name: str
     trivial: Callable[[Dataset], float]
     settings: Mapping[Scale, Setting]
     higher_is_better: bool = True
-    # the loss with labels that are sampled from the model, for statistics="observe"
+    # the loss with labels sampled from the model, for statistics="observe"
     sampled: Callable[[nn.Module, Batch, Generator], Tensor] | None = None
 
     def run(
@@ -69,10 +69,11 @@ class Workload:
         scale: Scale = "small",
         seed: int = 0,
         steps: int | None = None,
+        evaluations: int | None = None,
     ) -> Run:
         """Return a run with the workload's values, the optimizer's tuned ones and ``options``."""
         setting = self.settings[scale]
         taken = keywords(optimizer)
         shared = {key: value for key, value in setting.options.items() if key in taken}
         merged = {**shared, **setting.tuned.get(optimizer, {}), **options}
-        return Run(self.name, scale, optimizer, merged, seed, steps or setting.steps)
+        return Run(self.name, scale, optimizer, merged, seed, steps or setting.steps, evaluations)

@@ -1,4 +1,4 @@
-"""Loaders of the published formats; each gives a ``Dataset``."""
+"""Loaders of the published formats; each returns a ``Dataset``."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -22,7 +22,7 @@ class Dataset(Protocol):
         ...
 
     def batch(self, indices: Tensor, generator: torch.Generator) -> Batch:
-        """Return training examples, augmented with draws from ``generator`` alone."""
+        """Return training examples, augmented with draws from ``generator`` and no other."""
         ...
 
     def validation(self) -> Iterator[Batch]:
@@ -39,10 +39,10 @@ def batch_indices(size: int, batch: int, seed: int, step: int) -> Tensor:
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """Return a generator whose draws depend on a few numbers alone."""
+    """Return a generator whose draws depend only on a few numbers."""
     state = 0
     for number in numbers:
-        # each number is mixed in fully, so that (0, 1) and (1, 0) are unrelated
+        # mix in each number fully, so that (0, 1) and (1, 0) are unrelated
         state = ((state ^ (number + 1)) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**63
         state ^= state >> 29
     return torch.Generator().manual_seed(state)

@@ -1,4 +1,4 @@
-"""Decoded data, kept outside the repository so that only the first run pays for decoding."""
+"""A cache of decoded data outside the repository, so that only the first run decodes."""
 
 import hashlib
 import os
@@ -19,18 +19,18 @@ def cached(key: str, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor
         try:
             return read_sealed(path)
         except UserError:
-            path.unlink(missing_ok=True)  # a damaged file is built again
+            path.unlink(missing_ok=True)  # build a damaged file again
     tensors = build()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_sealed(path, tensors)
     except (OSError, UserError):
-        pass  # a home that is read-only costs time, but not the run
+        pass  # a read-only home costs time, but does not stop the run
     return tensors
 
 
 def fingerprint(source: Path) -> str:
-    """Tell editions of a source apart by names, sizes and dates of its files, not by contents."""
+    """Distinguish editions of a source by names, sizes and dates of its files, not by contents."""
     files = sorted(source.rglob("*")) if source.is_dir() else [source]
     marks = [(file.name, file.stat()) for file in files if file.is_file()]
     text = "\n".join(f"{name} {mark.st_size} {mark.st_mtime_ns}" for name, mark in marks)

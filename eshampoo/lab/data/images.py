@@ -114,14 +114,14 @@ def members(source: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def is_image(name: str) -> bool:
-    """Tell images by their names; a name with a dot in front is what macOS keeps beside one."""
+    """Recognise images by their names; macOS keeps files with a leading dot beside them."""
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
 def check_end(archive: tarfile.TarFile) -> None:
-    """Read an archive to its end, where gzip has its checksum, and refuse what is not its end.
+    """Read an archive to its end, where gzip has its checksum, and refuse a false end.
 
-    The reader takes a damaged header for the end of the archive. A true end is zeros alone.
+    The reader takes a damaged header for the end of the archive. A true end is all zeros.
     """
     assert archive.fileobj is not None
     archive.fileobj.seek(archive.offset)
@@ -143,7 +143,7 @@ def decode(source: Path, stored: int) -> dict[str, Tensor]:
         if split in images and len(within) == 2:
             try:
                 images[split].append(square(content, stored))
-            except Exception as error:  # decoders fail in more ways than can be listed
+            except Exception as error:  # decoders can fail in many ways
                 raise UserError(
                     f"{source}: {name} is not a readable image: {error}; get {ORIGIN} again"
                 ) from error
@@ -166,7 +166,7 @@ def square(content: bytes, size: int) -> np.ndarray:
     from PIL import Image
 
     with Image.open(io.BytesIO(content)) as opened:
-        # the JPEG decoder halves the resolution for free, and stays above the size asked for
+        # the JPEG decoder halves the resolution for free, and stays above the wanted size
         opened.draft("RGB", (size, size))
         image = opened.convert("RGB")
     width, height = image.size

@@ -21,7 +21,7 @@ ORIGIN = (
 )
 HYBRIDISATIONS = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
 BOND_TYPES = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
-# the number of values of each feature; its last value stands for anything else
+# the number of values of each feature; the last value stands for everything else
 ATOM_SIZES = (120, 4, 12, 12, 10, 6, 6, 2, 2)
 BOND_SIZES = (5, 7, 2)
 
@@ -86,7 +86,7 @@ def locate_molecules(path: Path | None) -> Path:
 
 
 def load_molecules(path: Path | None) -> MoleculeData:
-    """Load molecules from CSV, with OGB's split if it lies beside, or one in ten held out."""
+    """Load molecules from CSV, with OGB's split if it is there, or with one in ten held out."""
     source = locate_molecules(path)
     arrays = cached(f"molecules-{fingerprint(source)}", lambda: parse(source))
     rows = arrays.pop("row")

@@ -61,7 +61,7 @@ class Slices(Protocol):
 
 @dataclass(frozen=True)
 class MagnitudeSlices:
-    """Images in memory; their k-space is simulated by a Fourier transform."""
+    """Images in memory; a Fourier transform simulates their k-space."""
 
     images: Tensor  # [N, H, W] uint8
 
@@ -75,7 +75,7 @@ class MagnitudeSlices:
 
 @dataclass(frozen=True)
 class FileSlices:
-    """Slices of fastMRI volumes, read from their files when they are needed."""
+    """Slices of fastMRI volumes, read from their files when needed."""
 
     where: tuple[tuple[Path, int], ...]
 
@@ -165,13 +165,13 @@ def read_magnitudes(source: Path) -> tuple[Tensor, Tensor]:
             raise ValueError(f"images {[*images.shape]} and is_test {[*test.shape]}")
         if not 0 < int(test.bool().sum()) < len(test) or not images.numel():
             raise ValueError("nothing to train on or nothing held out")
-    except Exception as error:  # a damaged archive fails in more ways than can be listed
+    except Exception as error:  # a damaged archive can fail in many ways
         raise UserError(f"{source} is damaged or foreign: {error}; give {ORIGIN}") from error
     return images, test.bool()
 
 
 def volume_slices(source: Path, split: str, size: int) -> FileSlices:
-    """List all slices of the volumes of a split; their crops to ``size`` px are of one shape."""
+    """List all slices of the volumes of a split; their crops to ``size`` px have one shape."""
     where: list[tuple[Path, int]] = []
     shapes = set()
     for path in sorted(source.glob(f"*_{split}/*.h5")):

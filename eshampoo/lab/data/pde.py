@@ -1,6 +1,6 @@
-"""Differential equations whose solution is known: points to train on, points to judge by.
+"""Differential equations with a known solution: points for training, points for the metric.
 
-Every step sees all points, which are the same in every run; nothing is read from a file.
+Every step sees all points, and every run has the same points. Nothing is read from a file.
 """
 
 import math
@@ -14,12 +14,12 @@ from torch import Tensor
 from eshampoo.lab.data import Batch, seeded
 
 ORIGIN = "in closed form, without data"
-SPEED = 40  # of the convection: u is transported by this distance in the unit of time
+SPEED = 40  # of the convection: how far u moves in a unit of time
 
 
 @dataclass(frozen=True)
 class Points:
-    """One training example: all points, with what has to hold there."""
+    """One training example: all points, with the conditions that must hold there."""
 
     train: Batch
     test: Batch  # points and the solution there

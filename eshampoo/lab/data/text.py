@@ -16,7 +16,7 @@ from eshampoo.lab.data.cache import cached
 from eshampoo.lab.errors import UserError
 
 ORIGIN = "Python's own documentation, or WikiText-2 raw, C4 as JSON lines, a .txt file (--data)"
-VALIDATION_WINDOWS = 512  # the windows that give a loss to two decimals
+VALIDATION_WINDOWS = 512  # this many windows give a loss to two decimals
 END = "<|end_of_text|>"
 
 
@@ -73,7 +73,7 @@ def wiki_files(folder: Path) -> dict[str, Path]:
 
 
 def load_text(path: Path | None, *, vocabulary: int, length: int) -> TextData:
-    """Load a corpus as tokens of a BPE tokenizer that is trained on its training part."""
+    """Load a corpus as tokens, with a BPE tokenizer trained on its training part."""
     source = locate_text(path)
     train, test = corpus(source)
     digest = hashlib.sha256("\0".join([*train, "", *test]).encode()).hexdigest()[:16]
@@ -87,7 +87,7 @@ def load_text(path: Path | None, *, vocabulary: int, length: int) -> TextData:
 
 
 def load_characters(path: Path | None, *, length: int) -> TextData:
-    """Load a corpus as characters; those that the training part lacks are the last of the list."""
+    """Load a corpus as characters; those that the training part lacks share the last number."""
     source = locate_characters(path)
     train, test = ("\n".join(documents) for documents in corpus(source))
     alphabet = sorted({*train})
@@ -102,7 +102,7 @@ def load_characters(path: Path | None, *, length: int) -> TextData:
 
 
 def locate_characters(path: Path | None) -> Path | None:
-    """Find Tiny Shakespeare in a folder; anything else as ``locate_text`` finds it."""
+    """Find Tiny Shakespeare in a folder, or any other text as ``locate_text`` does."""
     if path is not None and path.is_dir():
         for found in sorted(path.glob("*shakespeare*.txt*")):
             return found
@@ -175,7 +175,7 @@ def tokenised(train: list[str], test: list[str], vocabulary: int) -> dict[str, T
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # the tokenizer works on lines in parallel; a corpus in one string would be one unit of work
+    # the tokenizer works on lines in parallel; a corpus in one string would be a single task
     tokenizer.train_from_iterator((line for text in train for line in lines(text)), trainer)
     streams = {}
     for name, documents in (("train", train), ("test", test)):

@@ -1,7 +1,7 @@
-"""The figures and tables of the paper's appendix; none of their runs is among the results yet.
+"""The figures and tables of the paper's appendix; none of their runs is in the results yet.
 
-Where F or a size of blocks is scaled by another rule than that of ``catalogue.py``, the values of
-each scale are written out.
+Where F or the size of blocks does not follow the rule of ``catalogue.py``, the values of each scale
+are written out.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ PATTERNS_LLAMA = Figure(
     name="patterns-llama",
     title="Patterns of adaptivity in a language model",
     note="The paper, on C4: L more often than R, except in the embedding, where they are almost"
-    " alike; A as often as L at first, less after a quarter of the run; no difference between"
+    " equal; A as often as L at first, less after a quarter of the run; no difference between"
     " attention and MLP. The data are those of --data: give every text its own --runs and"
     " --results.",
     panels=(

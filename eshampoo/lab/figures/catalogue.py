@@ -20,7 +20,7 @@ Grouping = Literal["letter", "bias", "layer", "part", "ends"]
 
 @dataclass(frozen=True)
 class Curve:
-    """One method: its optimizer, options, the paper's F, and the learning rates tried."""
+    """One method: its optimizer, options, the paper's F, and its learning rates."""
 
     label: str
     optimizer: str
@@ -316,7 +316,7 @@ TIME = Figure(
     steps={"small": 630},
 )
 
-FIGURES: Mapping[str, Figure] = {
+PAPERS: Mapping[str, Figure] = {
     figure.name: figure
     for figure in (FIGURE_1, FIGURE_2, FIGURE_3, FIGURE_4, FIGURE_5, PARTIAL, TIME)
 }

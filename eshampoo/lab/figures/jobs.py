@@ -1,4 +1,4 @@
-"""Runs that are missing, each trained in a process of its own."""
+"""Train missing runs, each in a process of its own."""
 
 import argparse
 import os
@@ -26,13 +26,13 @@ def run_command(run: Run, place: Path, threads: int, known: argparse.Namespace) 
     words += ["--steps", str(run.steps), "--threads", str(threads), "--out", str(place)]
     words += [f"--data={known.data}"] if known.data is not None else []
     words += ["--device", known.device] if known.device != "cpu" else []
-    words += [f"--evaluations={known.evaluations}"] if known.evaluations is not None else []
+    words += [f"--evaluations={run.evaluations}"] if run.evaluations is not None else []
     return words + [f"--{key}={typed(option)}" for key, option in run.options.items()]
 
 
 def run_all(missing: dict[Path, Run], known: argparse.Namespace, console: Console) -> bool:
     """Train runs in parallel processes; return False when interrupted, raise when one failed."""
-    # runs side by side have one thread each, so that their CPU seconds compare on any machine
+    # parallel runs have one thread each, so that their CPU seconds are comparable on any machine
     threads = known.threads or (1 if known.jobs > 1 else os.cpu_count() or 1)
     waiting = list(missing)
     active: dict[Path, subprocess.Popen[str]] = {}
@@ -60,7 +60,7 @@ def run_all(missing: dict[Path, Run], known: argparse.Namespace, console: Consol
 
 
 def start(words: Sequence[str]) -> subprocess.Popen[str]:
-    """Start a run, of whose output only the errors are kept."""
+    """Start a run, and keep only its errors of what it prints."""
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -73,7 +73,7 @@ def stop(jobs: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def outcome(job: subprocess.Popen[str], place: Path, console: Console) -> list[str]:
-    """Tell how a run ended, and return its last line of complaint if it failed."""
+    """Print the result of a run, or return the last line of its errors if it failed."""
     complaint = job.communicate()[1].strip()
     if job.returncode != 0:
         return [complaint.splitlines()[-1] if complaint else f"exit code {job.returncode}"]

@@ -1,4 +1,4 @@
-"""docs/evidence.md: what a study found, in tables, sentences and two pictures."""
+"""The page of a study: what it found, in tables, sentences and two pictures."""
 
 import io
 import math
@@ -112,8 +112,8 @@ def summary(problems: Sequence[Problem]) -> list[str]:
     ]
 
 
-def page(problems: Sequence[Problem], figure: Figure, left_out: Sequence[str]) -> str:
-    """Write the page."""
+def page(problems: Sequence[Problem], figure: Figure, command: str, left_out: Sequence[str]) -> str:
+    """Write the page, with the command that writes it again."""
     seeds = len(problems[0].adamw.logs)
     first = problems[0].adamw.logs[0].header["environment"]
     lines = [
@@ -127,7 +127,7 @@ def page(problems: Sequence[Problem], figure: Figure, left_out: Sequence[str]) -
         " process, with one thread. z is the difference of two means over the standard error of"
         " that difference, positive where the method of the row is lower; |z| < 2 is called level.",
         "",
-        f"    eshampoo study {figure.name}",
+        f"    {command}",
         "",
         f"torch {first['torch']}, {first['processor']}. This page is written by that command from"
         " the logs in results/.",

@@ -1,4 +1,4 @@
-"""``eshampoo reproduce``: take the results that are there, run the rest, draw from logs alone."""
+"""``eshampoo reproduce``: take the results that are there, run the rest, draw from the logs."""
 
 import argparse
 import math
@@ -11,12 +11,13 @@ from rich.console import Console
 from eshampoo.lab.catalogue import workload
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.figures.appendix import APPENDIX
-from eshampoo.lab.figures.catalogue import FIGURES, Curve, Figure
+from eshampoo.lab.figures.catalogue import PAPERS, Curve, Figure
 from eshampoo.lab.figures.defaults import CHOICES, DEFAULTS
 from eshampoo.lab.figures.draw import draw
 from eshampoo.lab.figures.jobs import run_all
 from eshampoo.lab.figures.members import MEMBERS
 from eshampoo.lab.figures.results import add_results, stored_logs
+from eshampoo.lab.figures.sensitivity import SENSITIVITY
 from eshampoo.lab.figures.table import figure_table
 from eshampoo.lab.files import made, write_atomic
 from eshampoo.lab.optimizers import check_options
@@ -24,6 +25,8 @@ from eshampoo.lab.report.compare import Group
 from eshampoo.lab.run.runlog import FILE_NAME, Log, finished, read_log, read_records
 from eshampoo.lab.run.runs import Run, Scale
 
+OWN = {DEFAULTS.name: DEFAULTS, CHOICES.name: CHOICES, **MEMBERS, **SENSITIVITY}
+FIGURES: Mapping[str, Figure] = {**PAPERS, **APPENDIX, **OWN}
 MOST_RATES = 6  # learning rates of one curve, with those that were added
 
 
@@ -58,7 +61,14 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
             for rate in curve.rates.get(scale, (None,)):
                 chosen = options if rate is None else {**options, "lr": rate}
                 runs = tuple(
-                    row.run(curve.optimizer, chosen, scale=scale, seed=seed, steps=length)
+                    row.run(
+                        curve.optimizer,
+                        chosen,
+                        scale=scale,
+                        seed=seed,
+                        steps=length,
+                        evaluations=figure.evaluations,
+                    )
                     for seed in range(seeds or (1 if scale == "tiny" else figure.seeds))
                 )
                 points.append(Point(index, curve, runs))
@@ -67,11 +77,10 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
 
 def reproduce(known: argparse.Namespace, console: Console) -> int:
     """Carry out ``eshampoo reproduce``: the runs that are missing, the figure, its table."""
-    figures = {**FIGURES, DEFAULTS.name: DEFAULTS, CHOICES.name: CHOICES, **MEMBERS, **APPENDIX}
-    if known.figure not in figures:
-        names = ", ".join(figures)
+    if known.figure not in FIGURES:
+        names = ", ".join(FIGURES)
         raise UserError(f"unknown figure {known.figure!r}; choose one of: {names}")
-    figure = figures[known.figure]
+    figure = FIGURES[known.figure]
     out = known.out or Path("runs") / "figures"
     return carry_out(figure, out, f"{figure.name}-{known.scale}", known, console, write_figure)
 
@@ -86,7 +95,6 @@ def carry_out(
 ) -> int:
     """Get the logs of a figure, of further rates and fresh seeds if it asks for them; write it."""
     figure = chosen(figure, known.only)
-    known = argparse.Namespace(**{**vars(known), "evaluations": figure.evaluations})
     points = plan(figure, known.scale, known.seeds, known.steps)
     with made(out):
         try:
@@ -101,7 +109,7 @@ def carry_out(
 
 
 def chosen(figure: Figure, only: str | None) -> Figure:
-    """Return a figure with the named workloads alone."""
+    """Return a figure with only the named workloads."""
     if only is None:
         return figure
     names = only.split(",")
@@ -121,6 +129,9 @@ def searched(
     while figure.extend and (more := extended(tried, logs)):
         logs |= collect(f"{figure.name}, further rates", more, known, console)
         tried += more
+    if figure.fresh and (more := carried_over(tried, logs)):
+        logs |= collect(f"{figure.name}, AdamW's best rate", more, known, console)
+        tried += more
     return tried, logs
 
 
@@ -137,10 +148,29 @@ def extended(points: Sequence[Point], logs: Mapping[Path, Log]) -> list[Point]:
         best = min(ranked, key=lambda point: group(point, logs).mean("final_loss"))
         if best not in (ranked[0], ranked[-1]) or len(ranked) > MOST_RATES:
             continue
-        lr = next_rate(best.runs[0].rate, 1 if best is ranked[-1] else -1)
-        runs = tuple(replace(run, options={**run.options, "lr": lr}) for run in best.runs)
-        more.append(Point(best.panel, best.curve, runs))
+        more.append(at_rate(best, next_rate(best.runs[0].rate, 1 if best is ranked[-1] else -1)))
     return more
+
+
+def carried_over(points: Sequence[Point], logs: Mapping[Path, Log]) -> list[Point]:
+    """Return EShampoo at AdamW's best learning rate, on the panels where it was not tried there."""
+    more = []
+    for panel in sorted({point.panel for point in points}):
+        here = [point for point in points if point.panel == panel]
+        adamw = [point for point in here if point.curve.optimizer == "adamw"]
+        ours = [point for point in here if point.curve.label == "EShampoo"]
+        if not (adamw and ours):
+            continue
+        lr = min(adamw, key=lambda point: group(point, logs).mean("final_loss")).runs[0].rate
+        if all(point.runs[0].rate != lr for point in ours):
+            more.append(at_rate(ours[0], lr))
+    return more
+
+
+def at_rate(point: Point, lr: float) -> Point:
+    """Return a point with the same runs at another learning rate."""
+    runs = tuple(replace(run, options={**run.options, "lr": lr}) for run in point.runs)
+    return Point(point.panel, point.curve, runs)
 
 
 def next_rate(lr: float, direction: int) -> float:
@@ -163,7 +193,7 @@ def curves(points: Sequence[Point]) -> list[list[Point]]:
 def collect(
     what: str, points: Sequence[Point], known: argparse.Namespace, console: Console
 ) -> dict[Path, Log]:
-    """Read the logs of the points; what is neither stored nor finished is trained first."""
+    """Read the logs of the points, after training the runs that are neither stored nor finished."""
     runs = {run.place: run for point in points for run in point.runs}
     logs = stored_logs(known.results, runs.values())
     others = {known.runs / place: run for place, run in runs.items() if place not in logs}
@@ -181,13 +211,13 @@ def collect(
         added = [(run, read_records(path / FILE_NAME)) for path, run in others.items()]
         changed = add_results(known.results, added)
         console.print(f"added {len(added)} runs to {', '.join(map(str, changed))}")
-        # the compact logs are drawn, so that the results give the same figure later
+        # draw the compact logs, so that the results give the same figure later
         return stored_logs(known.results, runs.values())
     return logs | {run.place: read_log(path / FILE_NAME) for path, run in others.items()}
 
 
 def repeated(points: Sequence[Point], logs: Mapping[Path, Log], seeds: int) -> list[Point]:
-    """Return the best point of each curve of each panel, with as many seeds that it has not had."""
+    """Return the best point of each curve of each panel, with the same number of fresh seeds."""
     again = []
     for tried in curves(points) if seeds else ():
         best = min(tried, key=lambda point: group(point, logs).mean("final_loss"))

@@ -16,7 +16,7 @@ from eshampoo.lab.files import make_directory, write_atomic
 from eshampoo.lab.run.runlog import CPU_TIMES, TIMES, Log, Record, encode, log_of, parse_records
 from eshampoo.lab.run.runs import Run, run_from_record
 
-POINTS, SAMPLES = 84, 20  # how many step and basis records a compact log has, about
+POINTS, SAMPLES = 84, 20  # about how many step and basis records a compact log has
 REMEDY = "the file is damaged, take it from the repository again"
 
 
@@ -90,7 +90,7 @@ def compact(
     basis = [record for record in records if record["kind"] == "basis"]
     ends = [record for record in records if record["kind"] == "end"]
     others = [record for record in records if record["kind"] not in ("step", "basis", "end")]
-    stride = max(1, math.ceil((len(basis) - 1) / samples))  # the last record is kept anyhow
+    stride = max(1, math.ceil((len(basis) - 1) / samples))  # the last record is kept in any case
     width = max(1, math.ceil(len(steps) / points))
     merged = [merge(steps[start : start + width]) for start in range(0, len(steps), width)]
     return [*others, *basis[:-1:stride], *basis[-1:], *merged, *ends]

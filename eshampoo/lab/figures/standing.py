@@ -15,7 +15,7 @@ from eshampoo.lab.run.runlog import Log
 class Share:
     """Steps or CPU seconds to the target, as shares of those of AdamW's whole run."""
 
-    mean: float  # infinite unless every seed reached the target
+    mean: float  # infinite if a seed did not reach the target
     error: float
 
     def __str__(self) -> str:

@@ -47,10 +47,16 @@ def write_page(
     stem: Path,
     console: Console,
 ) -> None:
-    """Write the page and its pictures."""
+    """Write the page and its pictures; the page names the problems that it does not have."""
     found = problems(figure, tried, again, logs)
     drawn = [(point.panel, point.curve, group(point, logs)) for point in tried]
-    write_atomic(stem.with_suffix(".md"), page(found, figure, LEFT_OUT).encode())
+    here = [panel.workload for panel in figure.panels]
+    others = [p.workload for p in STUDIES[figure.name].panels if p.workload not in here]
+    command, left_out = f"eshampoo study {figure.name}", [*LEFT_OUT]
+    if others:
+        command += f" --only {','.join(here)}"
+        left_out.insert(0, f"Problems of this study: {', '.join(others)}.")
+    write_atomic(stem.with_suffix(".md"), page(found, figure, command, left_out).encode())
     write_atomic(stem.with_suffix(".png"), picture(found))
     write_atomic(stem.with_name(f"{stem.name}-rates.png"), draw(figure, drawn))
     console.print(f"page: {stem}.md")

@@ -12,12 +12,12 @@ from eshampoo.lab.run.runlog import Log
 
 
 def sign(log: Log) -> float:
-    """Return what makes the metric of a run better the higher it is."""
+    """Return the sign that makes a higher metric of a run the better one."""
     return 1.0 if log.header["higher_is_better"] else -1.0
 
 
 def best_metric(log: Log) -> float:
-    """Return the best validation metric of a run; without a finite one, the worst there is."""
+    """Return the best validation metric of a run, or the worst value if none is finite."""
     values = [sign(log) * metric for _, metric in log.evaluations if math.isfinite(metric)]
     return sign(log) * max(values, default=-math.inf)
 

@@ -3,7 +3,7 @@
 from torch import nn
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm2d)
-PARTS = ("attention", "feed_forward")  # linear layers that are worth telling apart
+PARTS = ("attention", "feed_forward")  # linear layers that reports distinguish
 CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
 

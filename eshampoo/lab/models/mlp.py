@@ -10,8 +10,8 @@ from torch import Tensor, nn
 class TanhMLP(nn.Module):
     """Linear layers with tanh between them, from points in the plane to ``outputs`` numbers.
 
-    Second derivatives with respect to the points are part of the loss, and small residuals are what
-    the loss is about: both need double precision.
+    The loss contains second derivatives with respect to the points, and its residuals are small.
+    Both need double precision.
     """
 
     def __init__(self, outputs: int, *, widths: Sequence[int]) -> None:

@@ -1,1 +1,1 @@
-"""What is made of logs: groups of seeds, a verdict, a table and a page."""
+"""From logs to groups of seeds, a verdict, a table and a page."""

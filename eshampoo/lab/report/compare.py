@@ -11,12 +11,12 @@ from eshampoo.lab.report.significance import significance
 from eshampoo.lab.run.runlog import Array, Log
 from eshampoo.lab.run.runs import Run, label
 
-SMOOTHING = 0.05  # losses are averaged over this share of the run, as the final loss is
+SMOOTHING = 0.05  # average losses over this share of the run, like the final loss
 
 
 @dataclass(frozen=True)
 class Group:
-    """The finished runs that differ in their seed alone."""
+    """The finished runs that differ only in their seed."""
 
     label: str
     logs: tuple[Log, ...]
@@ -46,7 +46,7 @@ class Group:
 
 
 def group_logs(logs: Sequence[Log]) -> list[Group]:
-    """Group finished runs by everything but the seed, labelled by what tells the groups apart."""
+    """Group finished runs by everything but the seed; a label names what differs."""
     groups: dict[str, list[Log]] = {}
     for log in logs:
         if log.finished:
@@ -79,7 +79,7 @@ def first_reached(log: Log, target: float, seconds: Array | None = None) -> tupl
 
 
 def baseline(groups: Sequence[Group]) -> Group | None:
-    """Return the best AdamW among the groups, against which the others are measured."""
+    """Return the best AdamW among the groups, the reference for the others."""
     candidates = [group for group in groups if group.run.optimizer == "adamw"]
     return min(candidates, key=lambda group: group.mean("final_loss"), default=None)
 
@@ -175,7 +175,7 @@ def comparison_table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]
 
 
 def has_cpu(groups: Sequence[Group]) -> bool:
-    """Tell whether every run has its CPU seconds, which older logs lack."""
+    """Return whether every run has its CPU seconds, which older logs lack."""
     ends = [log.end for group in groups for log in group.logs]
     return bool(ends) and all("cpu_seconds" in (end or {}) for end in ends)
 
@@ -186,7 +186,7 @@ def measure_names(metric: str, share: str, cpu: bool) -> list[str]:
 
 
 def measures(group: Group, cpu: bool) -> list[str]:
-    """Return what a group came to as cells: losses, metric, times, basis computations."""
+    """Return the results of a group as cells: losses, metric, times, basis computations."""
     metrics = group.metrics()
     return [
         value_text(group),

@@ -34,7 +34,7 @@ def report_page(logs: Sequence[Log]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # an empty icon keeps browsers from asking for one
+        # with an empty icon, browsers do not ask for one
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head>"
         f"<body><main><header><p class=eyebrow>eshampoo lab · {escape(', '.join(names))}</p>"

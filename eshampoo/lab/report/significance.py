@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-LEVEL = 2.0  # two methods are level while |z| is smaller
+LEVEL = 2.0  # two methods are level if |z| is smaller
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -17,8 +17,8 @@ def significance(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
         z = (mean of theirs − mean of ours) / √(standard error² of ours + standard error² of theirs)
 
-    A loss is better the lower it is, so positive is better; |z| < 2 is level. A run that diverged
-    is worse than any other.
+    A lower loss is better, so a positive z is better; |z| < 2 is level. A run that diverged is
+    worse than any other.
     """
     if not all(map(math.isfinite, (*ours, *theirs))):
         return math.inf if fmean(theirs) > fmean(ours) else -math.inf

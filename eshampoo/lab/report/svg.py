@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 42
 MAX_POINTS = 240
-# Okabe and Ito's colours can be told apart with every kind of colour vision; dashes help in print
+# Okabe and Ito's colours are distinct for every kind of colour vision; dashes help in print
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#444444")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "1 2", "12 3")
 

@@ -1,1 +1,1 @@
-"""One run: what decides it, the loop that trains it, its log and its checkpoints."""
+"""One run: the data that define it, the loop that trains it, its log and its checkpoints."""

@@ -1,6 +1,5 @@
-"""What the library's optimizers tell about their eigenbases, as records of the log."""
+"""What the library's optimizers report about their eigenbases, as records of the log."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ def factors_record(optimizer: Optimizer, kinds: Mapping[str, str]) -> dict[str, 
         {
             "parameter": row.name,
             "kind": kinds[row.name or ""],
-            "letter": letter(row),
+            "letter": row.letter,
             "block": row.block,
             "mode": row.mode,
             "size": row.size,
@@ -36,12 +35,6 @@ def factors_record(optimizer: Optimizer, kinds: Mapping[str, str]) -> dict[str, 
 def factor_rows(optimizer: EigenbasisOptimizer) -> list[FactorReport]:
     """Return the report without the rows of parameters that have no factor."""
     return [row for row in optimizer.basis_report() if row.mode >= 0]
-
-
-def letter(row: FactorReport) -> str:
-    """Return the paper's letter: A for a vector or a merged matrix, else L, R, then 3, 4, …"""
-    vector = sum(size > 1 for size in row.shape) <= 1
-    return "A" if vector or row.size == math.prod(row.shape) else "LR3456789"[row.mode]
 
 
 def basis_record(optimizer: Optimizer, step: int) -> dict[str, Any] | None:

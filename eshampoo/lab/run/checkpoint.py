@@ -1,4 +1,4 @@
-"""Checkpoints: everything from which a run continues bit for bit; the last two are kept."""
+"""Checkpoints: all that a run needs to continue bit for bit. The last two are kept."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def save_checkpoint(directory: Path, step: int, state: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a file in which no bit has changed, without executing any code in it."""
+    """Read a file without executing code in it; refuse any changed bit."""
     state = read_sealed(path)
     if not {"step", "generator"} <= state.keys():
         raise UserError(f"{path} is not a checkpoint: it has no step or no generator")
@@ -37,12 +37,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(directory: Path) -> dict[str, Any] | None:
-    """Load the newest checkpoint that can be read, or return None where there is none at all."""
+    """Load the newest checkpoint that can be read; return None if there is no checkpoint."""
     found = checkpoints(directory)
     for path in found:
         try:
             return read_checkpoint(path)
-        except UserError:  # the checkpoint before this one serves as well
+        except UserError:  # the checkpoint before this one will do
             continue
     if found:
         raise UserError(f"no checkpoint in {directory} can be read; delete it and start again")

@@ -1,4 +1,4 @@
-"""Where a run computes; data are loaded and augmented on the CPU."""
+"""Where a run computes. The CPU loads and augments the data."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ def placed(model: nn.Module, name: str) -> nn.Module:
     """Bring a model to a device."""
     try:
         return model.to(torch.device(name))
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
+    except (RuntimeError, AssertionError) as error:  # a build of torch without CUDA raises this
         reason = str(error).splitlines()[0]
         raise UserError(f"cannot compute on {name!r}: {reason}; give --device cpu") from error
 
@@ -23,14 +23,14 @@ def beside(batch: Batch, model: nn.Module) -> Batch:
 
 
 def wait(model: nn.Module) -> None:
-    """Wait until a GPU has done what it was given, so that seconds are those of the work."""
+    """Wait until a GPU has finished its work, so that the seconds include it."""
     device = next(model.parameters()).device
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def device_record(model: nn.Module) -> dict[str, str]:
-    """Name the device in the log, where it is not the processor that is named already."""
+    """Name the device in the log, if it is not the processor, which the log names already."""
     device = next(model.parameters()).device
     if device.type == "cpu":
         return {}

@@ -1,4 +1,4 @@
-"""What a result depends on beside the run: versions and machine."""
+"""What a result depends on besides the run: versions and machine."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ def environment() -> dict[str, str | int]:
 
 
 def processor() -> str:
-    """Return the processor's name where the system tells it."""
+    """Return the processor's name, if the system knows it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

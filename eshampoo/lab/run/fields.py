@@ -1,11 +1,11 @@
-"""What the fields of a log may hold: a log is a file that anybody may have written or damaged."""
+"""What the fields of a log may hold. Anybody may have written or damaged a log."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 Field = Callable[[Any], bool]
 
-LARGEST = 1e100  # nothing that a run logs is larger; sums and squares of such numbers stay finite
+LARGEST = 1e100  # a run logs nothing larger; sums and squares of such numbers stay finite
 
 
 def number(value: object) -> bool:
@@ -14,7 +14,7 @@ def number(value: object) -> bool:
 
 
 def number_or_null(value: object) -> bool:
-    """Tell whether a value is a number, or null as a number that was not finite is written."""
+    """Tell whether a value is a number or null, which stands for a number that was not finite."""
     return value is None or number(value)
 
 
@@ -24,7 +24,7 @@ def whole(value: object) -> bool:
 
 
 def count(value: object) -> bool:
-    """Tell whether a value counts something that is there."""
+    """Tell whether a value is a positive count."""
     return isinstance(value, int) and whole(value) and value > 0
 
 
@@ -56,7 +56,7 @@ def options(value: object) -> bool:
 
 
 def machine(value: object) -> bool:
-    """Tell whether a value describes a machine, with a number of threads to go on with."""
+    """Tell whether a value describes a machine, with the number of threads to continue with."""
     return isinstance(value, Mapping) and count(value.get("threads")) and value["threads"] <= 1000
 
 
@@ -87,7 +87,7 @@ RECORDS: Mapping[str, Mapping[str, Field]] = {
         "computations": whole,
     },
 }
-OPTIONAL: Mapping[str, Field] = {"cpu_seconds": number}
+OPTIONAL: Mapping[str, Field] = {"cpu_seconds": number, "evaluations": count}
 FACTOR: Mapping[str, Field] = {
     "parameter": text,
     "kind": text,

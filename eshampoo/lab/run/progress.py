@@ -14,7 +14,7 @@ from eshampoo.lab.run.training import Progress as Step
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-REDRAW = 0.1  # seconds between redraws, which cost time
+REDRAW = 0.1  # seconds between redraws; redrawing costs time
 
 
 class RunDisplay:

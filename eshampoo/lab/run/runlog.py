@@ -1,6 +1,6 @@
 """The JSONL log of a run: written whole and atomically, read back as arrays.
 
-One record per line, told apart by ``kind``:
+There is one record per line. Its ``kind`` says what it is:
 
     run         the run's data, its setting, layer kinds, command, versions, machine
     factors     parameter, shape, block, mode, size, kind and letter (L, R, A) of each factor
@@ -8,10 +8,10 @@ One record per line, told apart by ``kind``:
                 the step and of the optimizer (not in older logs); basis computations
     basis       Σ|S|³ so far; per factor: checks, computations so far and the last criterion
     evaluation  the metric on the validation set
-    end         what the run came to
+    end         the results of the run
 
-A compact log, as it lies among the results of the repository, has fewer ``step`` records, each the
-mean or sum over ``steps`` of them, and fewer ``basis`` records.
+The results of the repository are compact logs. These have fewer ``step`` records, each the mean or
+sum over ``steps`` of them, and fewer ``basis`` records.
 """
 
 import json
@@ -55,7 +55,7 @@ class RunLog:
         self.lines = [encode(record) for record in records]
 
     def add(self, record: Record) -> None:
-        """Append a record; nothing is written before ``save``."""
+        """Append a record; ``save`` writes it."""
         self.lines.append(encode(record))
 
     def save(self) -> None:
@@ -101,7 +101,7 @@ class Log:
     step: Array
     loss: Array
     times: Mapping[str, Array]
-    cpu_times: Mapping[str, Array]  # not a number where a log is older than CPU seconds
+    cpu_times: Mapping[str, Array]  # NaN in logs that are older than CPU seconds
     computations: Array
     evaluations: tuple[tuple[int, float], ...]
     factors: tuple[Factor, ...]
@@ -114,12 +114,12 @@ class Log:
 
     @property
     def seconds(self) -> Array:
-        """Return the training time up to and with each step, without evaluation and logging."""
+        """Return the training time up to the end of each step, without evaluation and logging."""
         return np.asarray(np.cumsum(np.sum([self.times[name] for name in TIMES], axis=0)))
 
     @property
     def finished(self) -> bool:
-        """Tell whether the run came to its end."""
+        """Tell whether the run has finished."""
         return self.end is not None
 
 
@@ -196,17 +196,17 @@ def log_of(records: Iterable[Record], path: Path, remedy: str) -> Log:
 
 
 def column(records: Sequence[Record], key: str, width: int | None = None) -> Array:
-    """Return one field of all records, not a number where it is null; ``width`` if it is a list."""
+    """Return one field of all records, NaN where it is null; ``width`` if it is a list."""
     return sensible([record[key] for record in records], key, width)
 
 
 def optional_column(records: Sequence[Record], key: str) -> Array:
-    """Return one field of all records, not a number where a record lacks it."""
+    """Return one field of all records, NaN where a record lacks it."""
     return sensible([record.get(key) for record in records], key, None)
 
 
 def sensible(values: Sequence[Any], key: str, width: int | None) -> Array:
-    """Return an array of the shape that it should have, without Inf."""
+    """Return an array, after a check of its shape and for Inf."""
     shape = (len(values),) if width is None else (len(values), width)
     array = np.array(values, dtype=np.float64) if values else np.zeros(shape)
     if array.shape != shape or (np.abs(array) > fields.LARGEST).any():
@@ -221,6 +221,11 @@ def rising(steps: Array) -> Array:
     return steps
 
 
+def until(step: int, records: Iterable[Record]) -> list[Record]:
+    """Return the records up to a step, and those that speak of no step."""
+    return [r for r in records if not fields.number(at := r.get("step", 0)) or at <= step]
+
+
 def find_logs(directory: Path) -> list[Log]:
     """Read all logs below a directory, in the order of their paths."""
     if not directory.is_dir():
@@ -232,7 +237,7 @@ def find_logs(directory: Path) -> list[Log]:
 
 
 def finished(out: Path, run: Run) -> bool:
-    """Tell whether ``run`` came to its end in a directory; one that holds another is refused."""
+    """Tell whether ``run`` has finished in a directory; refuse a directory of another run."""
     path = out / FILE_NAME
     if not path.exists():
         return False
@@ -242,9 +247,18 @@ def finished(out: Path, run: Run) -> bool:
 
 
 def refuse_another(out: Path, record: Record, run: Run) -> None:
-    """Refuse to take what belongs to another run, by the record of the log or of a checkpoint."""
+    """Refuse a log or a checkpoint whose record belongs to another run."""
     if plain(record) != plain(run.record()):
         raise UserError(
             f"{out} holds another run ({run_from_record(record).name}), not {run.name};"
             " give the same options or another --out"
+        )
+
+
+def refuse_other_data(out: Path, examples: int, here: int) -> None:
+    """Refuse to go on with another number of training examples than a run was begun with."""
+    if examples != here:
+        raise UserError(
+            f"{out} holds a run on {examples} training examples, and there are {here} here; give"
+            " the same --data or another --out"
         )

@@ -1,4 +1,4 @@
-"""A run: the plain data that decide a training curve."""
+"""A run: the plain data that define a training curve."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,16 +23,19 @@ class Run:
     options: Mapping[str, Option]
     seed: int
     steps: int
+    evaluations: int | None = None  # of the metric; None: as many as the setting has
 
     @property
     def name(self) -> str:
-        """Return a name that tells runs apart: ``eshampoo,frequency=10,lr=0.001,seed=0``."""
+        """Return a name that identifies the run: ``eshampoo,frequency=10,lr=0.001,seed=0``."""
         options = [f"{key}={written(self.options[key])}" for key in sorted(self.options)]
+        if self.evaluations is not None:
+            options.append(f"evaluations={self.evaluations}")
         return ",".join([self.optimizer, *options, f"steps={self.steps}", f"seed={self.seed}"])
 
     @property
     def place(self) -> Path:
-        """Return where the run lies in a directory of runs."""
+        """Return the place of the run in a directory of runs."""
         return Path(f"{self.workload}-{self.scale}") / self.name
 
     @property
@@ -42,7 +45,7 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """Return the run as JSON data."""
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def typed(option: Option) -> str:
@@ -78,4 +81,5 @@ def run_from_record(record: Mapping[str, Any]) -> Run:
         key: tuple(value) if isinstance(value, list) else value
         for key, value in record["options"].items()
     }
-    return Run(**{**{key: record[key] for key in fields.RUN}, "options": options})
+    own = {key: record[key] for key in (*fields.RUN, "evaluations") if key in record}
+    return Run(**{**own, "options": options})

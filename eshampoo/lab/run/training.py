@@ -39,18 +39,20 @@ from eshampoo.lab.run.runlog import (
     read_log,
     read_records,
     refuse_another,
+    refuse_other_data,
     repeat,
+    until,
 )
 from eshampoo.lab.run.runs import Run
 from eshampoo.lab.workloads import Setting, Workload
 
-BASIS_SAMPLES = 50  # how often in a run the criteria of all factors are logged
+BASIS_SAMPLES = 50  # how often in a run to log the criteria of all factors
 FINAL_SHARE = 0.05  # the final loss is the mean over this last share of the steps
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What an observer of a run is told after a step."""
+    """What an observer of a run learns after a step."""
 
     step: int
     loss: float
@@ -84,18 +86,16 @@ def train(
     command: str = "",
     resume: bool = False,
     checkpoint_every: int = 200,
-    evaluations: int | None = None,
     device: str = "cpu",
     watch: Callable[[Progress], None] = lambda progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Train ``run`` into ``out``, and return whether it came to its end or was stopped.
+    """Train ``run`` into ``out``; return True if it has finished, False if it was stopped.
 
     A stopped or killed run continues with ``resume`` to the same curve, bit for bit.
     """
     state = _begin(run, dataset, out, command, device)
-    state.evaluations = evaluations or state.evaluations
-    make_directory(out)  # only now: a run that is refused leaves nothing behind
+    make_directory(out)  # only now, so that a refused run leaves nothing behind
     if resume:
         _resume_(state, out)
     else:
@@ -152,7 +152,9 @@ def _begin(run: Run, dataset: Dataset, out: Path, command: str, device: str) -> 
     factors = factors_record(optimizer, kinds)
     if factors is not None:
         log.add(factors)
-    return _State(run, row, chosen, dataset, model, optimizer, log, chosen.evaluations)
+    return _State(
+        run, row, chosen, dataset, model, optimizer, log, run.evaluations or chosen.evaluations
+    )
 
 
 def _step_(state: _State) -> float:
@@ -206,9 +208,9 @@ def _step_(state: _State) -> float:
 
 
 def _observe_(state: _State, batch: Batch) -> tuple[float, float]:
-    """Let statistics that are to be observed see labels of the model; wall and CPU seconds of it.
+    """With statistics="observe", let the optimizer observe gradients of sampled labels.
 
-    Forward and backward passes do not count: they are not the optimizer's.
+    Return its wall and CPU seconds, without those of the forward and backward passes.
     """
     if state.run.options.get("statistics") != "observe":
         return 0.0, 0.0
@@ -232,7 +234,7 @@ def _apply_schedules_(state: _State) -> None:
     if done > warmup:
         factor = 0.5 + 0.5 * math.cos(math.pi * (done - warmup) / max(1, steps - warmup + 1))
     for group in state.optimizer.param_groups:
-        # the group's rate is the one asked for, or the optimizer's own default
+        # the group's rate is the option, or the optimizer's own default
         group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
         for key, option in state.run.options.items():
             if schedule(option) is not None:
@@ -277,25 +279,28 @@ def _resume_(state: _State, out: Path) -> None:
         return
     before = read_log(path)
     refuse_another(out, before.header["run"], state.run)
+    refuse_other_data(out, before.header["examples"], len(state.dataset))
     checkpoint = load_checkpoint(out)
     if checkpoint is None:
         return
     refuse_another(out, checkpoint["run"], state.run)
-    kept = [record for record in read_records(path) if record.get("step", 0) <= checkpoint["step"]]
+    kept = until(checkpoint["step"], read_records(path))
     if sum(record["kind"] == "step" for record in kept) != checkpoint["step"]:
         raise UserError(f"{path} lacks steps before the checkpoint; {repeat(path)}")
-    torch.set_rng_state(checkpoint["generator"])
-    # sums depend in their last bits on the number of threads, so it stays as it was
+    # the last bits of sums depend on the number of threads, so it must not change
     torch.set_num_threads(before.header["environment"]["threads"])
-    state.model.load_state_dict(checkpoint["model"])
-    state.optimizer.load_state_dict(checkpoint["optimizer"])
-    state.logging = checkpoint["logging"]
-    state.step = checkpoint["step"]
+    try:
+        torch.set_rng_state(checkpoint["generator"])
+        state.model.load_state_dict(checkpoint["model"])
+        state.optimizer.load_state_dict(checkpoint["optimizer"])
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"a checkpoint in {out} does not fit: {error}; {repeat(path)}") from error
+    state.logging, state.step = checkpoint["logging"], checkpoint["step"]
     state.log = RunLog(out, (record for record in kept if record["kind"] != "end"))
 
 
 def _finish(state: _State) -> None:
-    """Log what the run came to, and write the log for the last time."""
+    """Log the results of the run, and write the log for the last time."""
     steps = [json.loads(line) for line in state.log.lines if line.startswith('{"kind":"step"')]
     seconds = {name: sum(record[name] for record in steps) for name in TIMES}
     last = steps[-max(1, round(FINAL_SHARE * state.run.steps)) :]
@@ -320,7 +325,7 @@ def _finish(state: _State) -> None:
 def _cpu_summary(steps: Sequence[Record]) -> Record:
     """Sum up the CPU seconds of the run, and the optimizer's share of them.
 
-    A run that was begun by a version which did not take them has no such sum.
+    A run that an older version began, without CPU seconds, has no such sum.
     """
     if not all("cpu" in record for record in steps):
         return {}
@@ -330,7 +335,7 @@ def _cpu_summary(steps: Sequence[Record]) -> Record:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Let the step under way finish after Ctrl-C or a polite kill, so that the caller can save."""
+    """After Ctrl-C or SIGTERM, let the current step finish, so that the caller can save."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
