@@ -95,7 +95,7 @@ def all_bars(results: Results) -> list[Bar]:
     bars = [
         Bar(f"EShampoo plain step / 3-unit limit, {title}", within(shapes, "eshampoo", *p), b, r)
         for shapes, title, b, r in (
-            ("vit_s", "ViT-S", 1.15, 1.0),
+            ("vit_s", "ViT-S", 1.15, 0.95),
             ("vit_192", "192×6", 1.30, 1.2),
             ("vit_64", "64×4", 1.9, 1.5),
         )
@@ -112,10 +112,16 @@ def all_bars(results: Results) -> list[Bar]:
     bars.append(Bar("EShampoo plain / best SOAP peer, ViT-S", plain, 0.70, 0.55, name))
     cycle, name = _best(results, "soap", "vit_s", "cycle")
     bars.append(Bar("SOAP / best SOAP peer, mean of F = 10, ViT-S", cycle, 0.85, 0.7, name))
+    every, name = _best(results, "eshampoo", "vit_s", "refresh")
+    bars.append(Bar("refresh of all, EShampoo / best SOAP peer, ViT-S", every, 0.6, 0.5, name))
     part = results.inside(results.rounds("partial", "vit_s"), "partial", "eigh", "wall")
     bars.append(Bar("refresh of all, partial (S = d/4) / eigh, ViT-S", part, 0.35, 0.2))
     mean = results.inside(results.rounds("training", None), "adaptive", "plain", "mean")
     bars.append(Bar("mean of 280 steps, F = 1, τ = 0.1, partial / plain", mean, 1.35, 1.15))
+    rounds = results.rounds("even", "vit_192").values()
+    uneven = [(dig(r, "spread", "largest"), dig(r, "spread", "median")) for r in rounds]
+    longest = ratio_of_medians(uneven)
+    bars.append(Bar("largest / median step with stagger, 192×6", longest, 2.5, 2.0))
     size = results.value("vit_s", "eshampoo", "state_bytes_per_parameter")
     bars.append(Bar("state bytes per parameter, ViT-S", size, 38.5, 31.0))
     return bars

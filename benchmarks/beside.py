@@ -9,7 +9,8 @@ Several pairs of processes, because milliseconds depend on where a process happe
 
 On a machine that others use too, set OMP_WAIT_POLICY=PASSIVE: a thread that spins until the others
 have come keeps them from the processor, and a step can take many times as long. CPU seconds
-depend less on what else runs, but they too need many alternations.
+depend less on what else runs, but they too need many alternations. With --count there is no noise:
+equal numbers of operations on equal shapes take equal time but for the Python between them.
 """
 
 import argparse
@@ -139,6 +140,18 @@ def measure(name: str, trees: Sequence[Path], options: argparse.Namespace) -> di
     return times
 
 
+def operations(name: str, trees: Sequence[Path], threads: int) -> dict[str, list[int]]:
+    """How many operations each kind of step takes, new and old; no clock is involved."""
+    work = {"shapes": shapes.named(name), "threads": threads}
+    counts: dict[str, list[int]] = {kind: [] for kind in KINDS}
+    for tree in trees:
+        with Child(tree, work) as child:
+            child.ask({"kind": "plain", "steps": 1})  # the first step has more to do
+            for kind in KINDS:
+                counts[kind].append(child.ask({"kind": kind})["operations"])
+    return counts
+
+
 def ratios(sides: Iterable[Sides]) -> list[float]:
     """New / old of alternations, each of the median step.
 
@@ -175,6 +188,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="per model and pair")
     parser.add_argument("--pairs", type=int, default=3, help="pairs of processes per model")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--count", action="store_true", help="count operations instead of seconds")
     return parser.parse_args(arguments)
 
 
@@ -190,6 +204,12 @@ def main(arguments: list[str] | None = None) -> None:
         f"{'CPU':>8} {'alternations':>13}   by pair of processes"
     )
     for name in options.only.split(","):
+        if options.count:
+            for kind, (new, old) in operations(name, trees, options.threads).items():
+                print(
+                    f"{name:<9} {kind:<8} {new:>8} {old:>8} operations, without views", flush=True
+                )
+            continue
         for kind, times in measure(name, trees, options).items():
             print(line(name, kind, times), flush=True)
             new, old = (sum(a.bases[side] for a in times) for side in (0, 1))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import eshampoo
 
@@ -22,6 +23,22 @@ KINDS: dict[str, dict[str, float | None]] = {
     "check": {"frequency": 1, "tau": 0.999},  # every factor is checked, none is due
     "refresh": {"frequency": 1, "tau": 0.0, "budget": None},  # every factor is due
 }
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations that compute something: all but views."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
 
 
 class Worker:
@@ -41,6 +58,13 @@ class Worker:
         """Write into the param groups, which are read at every step."""
         for group in self.optimizer.param_groups:
             group.update(KINDS[kind])
+
+    def count(self, kind: str) -> dict[str, Any]:
+        """The operations of one step of a kind."""
+        self.set(kind)
+        with Counter() as counter:  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+        return {"operations": counter.count}
 
     def block(self, kind: str, steps: int) -> dict[str, Any]:
         """Seconds of some steps of one kind on new gradients, and the bases that they computed.
@@ -73,7 +97,8 @@ def main() -> None:
     worker = Worker(**json.loads(sys.stdin.readline()))
     answer({"source": eshampoo.__file__})
     for line in sys.stdin:
-        answer(worker.block(**json.loads(line)))
+        request = json.loads(line)
+        answer(worker.block(**request) if "steps" in request else worker.count(**request))
 
 
 if __name__ == "__main__":

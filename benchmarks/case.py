@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import limit, partial, shapes, timing, training
+from . import even, limit, partial, shapes, timing, training
 from .contenders import CONTENDERS, NEVER, Contender, Stepper
 
 Result = dict[str, Any]
@@ -29,7 +29,7 @@ def measure(spec: Result) -> Result:
     """Everything about one optimizer on one set of shapes."""
     contender: Contender = CONTENDERS[spec["contender"]]
     timing.warm_up()
-    params = shapes.parameters(spec["shapes"])
+    params = shapes.parameters(spec["shapes"], device=spec["device"])
     parameters = sum(p.numel() for p in params)
     renew = shapes.renewer(params)
     before, first = timing.resident(), timing.Clock()
@@ -93,8 +93,8 @@ def _ours(
 
     result = _refresh(optimizer, sum(p.numel() for p in params), spec)
     found = limit.blocks(params)
-    bare = limit.Limit(found, contender.units)
-    stacked = limit.StackedLimit(found, contender.units)
+    bare = limit.Limit(found, contender.units, spec["device"])
+    stacked = limit.StackedLimit(found, contender.units, spec["device"])
     actions: dict[str, Callable[[], object]] = {
         "plain": optimizer.step,
         "limit": bare.run,
@@ -131,6 +131,7 @@ def _refresh(optimizer: Stepper, parameters: int, spec: Result) -> Result:
 KINDS: dict[str, Callable[[Result], Result]] = {
     "measure": measure,
     "partial": partial.measure,
+    "even": even.measure,
     "training": training.measure,
 }
 
@@ -143,8 +144,10 @@ def give_up(_signal: int, _frame: object) -> None:
 
 
 def main(argument: str) -> None:
-    spec: Result = {"repetitions": 9, "budget": 30.0, "threads": 2, **json.loads(argument)}
+    defaults = {"repetitions": 9, "budget": 30.0, "threads": 2, "device": "cpu"}
+    spec: Result = {**defaults, **json.loads(argument)}
     timing.use_threads(spec["threads"])
+    timing.use_device(spec["device"])
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(LIMIT)
     result = KINDS[spec["kind"]](spec)

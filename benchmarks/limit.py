@@ -49,11 +49,11 @@ def multiply_adds(found: Sequence[Block], units: int) -> int:
 class Limit:
     """The products of one step on random matrices, into outputs made beforehand."""
 
-    def __init__(self, found: Sequence[Block], units: int) -> None:
+    def __init__(self, found: Sequence[Block], units: int, device: str = "cpu") -> None:
         generator = torch.Generator().manual_seed(1)
 
         def random(*size: int) -> Tensor:
-            return torch.randn(size, generator=generator)
+            return torch.randn(size, generator=generator).to(device)
 
         self.products: list[Product] = []
         for shape, modes in found:
@@ -65,7 +65,7 @@ class Limit:
                 X = random(rest, d) if last else random(d, rest)
                 A, turned = random(d, d), torch.empty_like(X)
                 rotation = (turned, X, A) if last else (turned, A.t(), X)
-                gram = (torch.empty(d, d), X.t(), X) if last else (torch.empty(d, d), X, X.t())
+                gram = (torch.empty_like(A), X.t(), X) if last else (torch.empty_like(A), X, X.t())
                 self.products += [*[rotation] * (units - 1), gram]
 
     def run(self) -> None:
@@ -76,13 +76,13 @@ class Limit:
 class StackedLimit:
     """The same products with one `bmm` for the blocks of one shape: what batching could reach."""
 
-    def __init__(self, found: Sequence[Block], units: int) -> None:
+    def __init__(self, found: Sequence[Block], units: int, device: str = "cpu") -> None:
         counts: dict[Block, int] = {}
         for block in found:
             counts[block] = counts.get(block, 0) + 1
         self.products: list[Product] = []
         for (shape, modes), count in counts.items():
-            for out, left, right in Limit([(shape, modes)], units).products:
+            for out, left, right in Limit([(shape, modes)], units, device).products:
                 self.products.append(
                     (_stack(out, count), _stack(left, count), _stack(right, count))
                 )

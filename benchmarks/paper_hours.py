@@ -19,7 +19,7 @@ from eshampoo.engine import EigenbasisOptimizer
 from eshampoo.lab.catalogue import WORKLOADS
 from eshampoo.lab.data import Batch
 from eshampoo.lab.figures.appendix import APPENDIX
-from eshampoo.lab.figures.catalogue import FIGURES, Figure
+from eshampoo.lab.figures.catalogue import PAPERS, Figure
 from eshampoo.lab.figures.reproduce import plan
 from eshampoo.lab.optimizers import build_optimizer
 from eshampoo.lab.run.runs import Run
@@ -89,7 +89,7 @@ def main() -> None:
     """Print the table."""
     print("| figure | runs | steps of all | hours without bases | hours with every basis |")
     print("|---|---|---|---|---|")
-    for figure in (*FIGURES.values(), *APPENDIX.values()):
+    for figure in (*PAPERS.values(), *APPENDIX.values()):
         print(row_of(figure), flush=True)
 
 

@@ -102,8 +102,9 @@ def page(record: Mapping[str, Any]) -> str:
     parts = [
         "# Benchmarks",
         f"Written by `{record['command']}`; do not edit. {m['cpu']}, {m['cores']} cores, "
-        f"**{m['threads']} threads**, torch {m['torch']}, Python {m['python']}, {m['system']}; "
-        f"load at the start {m['load_at_start']}. Peers: see `benchmarks/requirements.txt`.",
+        f"{on_device(m)}**{m['threads']} threads**, torch {m['torch']}, Python {m['python']}, "
+        f"{m['system']}; load at the start {m['load_at_start']}. "
+        "Peers: see `benchmarks/requirements.txt`.",
         "Every case runs in a fresh process on the same random gradients, which are given back "
         "before each step. Numbers are medians; what is compared alternates, within a process or, "
         "for peers, by rounds of processes. *limit*: the bare `torch.mm` of the same blocks into "
@@ -129,6 +130,11 @@ def page(record: Mapping[str, Any]) -> str:
         lines = [f"- {title(case['spec'])}: {case['skipped']}" for case in skipped]
         parts += ["## Not measured", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def on_device(machine: Mapping[str, Any]) -> str:
+    """What the steps ran on, if not on the CPU."""
+    return f"steps on **{machine['device']}**, " if "device" in machine else ""
 
 
 def figure(record: Mapping[str, Any], path: Path) -> None:

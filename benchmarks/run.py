@@ -35,6 +35,7 @@ def full_plan(data: str | None, rounds: int) -> list[tuple[int, Spec]]:
         effort = {"repetitions": 5, "budget": 60.0}
         plan.append((0, {"kind": "partial", "shapes": name, **effort}))
     plan.append((0, {"kind": "training", "data": data}))
+    plan.append((0, {"kind": "even", "shapes": "vit_192", "steps": 120}))
     growth = [f"layers:{width}:{shapes.GROWTH_LAYERS}" for width in shapes.WIDTHS]
     growth += [f"layers:{shapes.GROWTH_WIDTH}:{count}" for count in shapes.DEPTHS]
     plan += [
@@ -49,7 +50,8 @@ def quick_plan() -> list[tuple[int, Spec]]:
     """Seconds instead of minutes: one small model, few repetitions, no peers."""
     effort = {"shapes": "vit_64", "repetitions": 3, "budget": 3.0}
     measured = [(0, {"kind": "measure", "contender": who, **effort}) for who in OURS]
-    return [*measured, (0, {"kind": "partial", **effort})]
+    even = {"kind": "even", "shapes": "layers:16:3", "steps": 10}
+    return [*measured, (0, {"kind": "partial", **effort}), (0, even)]
 
 
 def run_case(python: str, spec: Spec, threads: int) -> Spec:

@@ -54,6 +54,29 @@ def llama(width: int = 512, depth: int = 6, vocabulary: int = 8192) -> list[Shap
     return [*shapes, (width,)]
 
 
+def llama_3(
+    width: int, depth: int, hidden: int, keys: int = 1024, vocabulary: int = 128_256
+) -> list[Shape]:
+    """Llama 3 with a head of its own, and keys and values of eight heads of 128.
+
+    >>> from math import prod
+    >>> [round(sum(map(prod, named(name))) / 1e9, 2) for name in ("llama-8b", "llama-70b")]
+    [8.03, 70.55]
+    """
+    layer: list[Shape] = [(width,), (width, width), (keys, width), (keys, width), (width, width)]
+    layer += [(width,), (hidden, width), (hidden, width), (width, hidden)]
+    return [(vocabulary, width), *layer * depth, (width,), (vocabulary, width)]
+
+
+def paper_llama() -> list[Shape]:
+    """The Llama of the paper as the lab builds it, with 324 million parameters."""
+    from eshampoo.lab.language import TEXT_LLAMA  # its libraries are not in benchmarks/.venv
+
+    with torch.device("meta"):
+        model = TEXT_LLAMA.settings["paper"].model(32_768)
+    return [tuple(p.shape) for p in model.parameters()]
+
+
 def layers(width: int, count: int) -> list[Shape]:
     """So many square layers with biases: for growth."""
     return [(width, width), (width,)] * count
@@ -65,6 +88,13 @@ MODELS: dict[str, Callable[[], list[Shape]]] = {
     "vit_64": lambda: vit(64, 4, 8),
     "unet": unet,
     "llama": llama,
+}
+
+# Those that are only counted, or measured once.
+LARGE: dict[str, Callable[[], list[Shape]]] = {
+    "llama-324m": paper_llama,
+    "llama-8b": lambda: llama_3(4096, 32, 14_336),
+    "llama-70b": lambda: llama_3(8192, 80, 28_672),
 }
 
 TITLES = {
@@ -85,19 +115,28 @@ def named(name: str) -> list[Shape]:
     if name.startswith("layers:"):
         width, count = name.split(":")[1:]
         return layers(int(width), int(count))
-    if name not in MODELS:
-        raise ValueError(f"no shapes are called {name!r}; known: {', '.join(MODELS)}")
-    return MODELS[name]()
+    known = MODELS | LARGE
+    if name not in known:
+        raise ValueError(f"no shapes are called {name!r}; known: {', '.join(known)}")
+    return known[name]()
 
 
-def parameters(name: str, seed: int = 0) -> list[Tensor]:
+def parameters(name: str, seed: int = 0, device: str = "cpu") -> list[Tensor]:
     """Parameters with gradients, the same numbers for every optimizer."""
     generator = torch.Generator().manual_seed(seed)
     params = []
     for shape in named(name):
-        p = torch.randn(shape, generator=generator).mul_(0.02).requires_grad_()
-        p.grad = torch.randn(shape, generator=generator).mul_(1e-2)
+        p = torch.randn(shape, generator=generator).mul_(0.02).to(device).requires_grad_()
+        p.grad = torch.randn(shape, generator=generator).mul_(1e-2).to(device)
         params.append(p)
+    return params
+
+
+def without_memory(name: str, gradients: bool = False) -> list[Tensor]:
+    """Parameters on the meta device."""
+    params = [torch.empty(shape, device="meta").requires_grad_() for shape in named(name)]
+    for p in params if gradients else ():
+        p.grad = torch.empty_like(p)
     return params
 
 

@@ -1,4 +1,4 @@
-"""Stopwatch: wall and CPU seconds, alternating between what is compared."""
+"""Stopwatch: wall and CPU seconds, alternating between what is compared, and memory."""
 
 import resource
 import sys
@@ -13,6 +13,21 @@ from torch import Tensor
 
 Action = Callable[[], object]
 
+# Where what is timed runs.
+_device = torch.device("cpu")
+
+
+def use_device(name: str) -> None:
+    """Wait for this device, and ask it for its memory, from now on."""
+    global _device
+    _device = torch.device(name)
+
+
+def wait() -> None:
+    """Until all that was started is done."""
+    if _device.type != "cpu":
+        torch.get_device_module(_device).synchronize()
+
 
 @dataclass
 class Clock:
@@ -22,8 +37,10 @@ class Clock:
     cpu: list[float] = field(default_factory=list)
 
     def time(self, action: Action) -> None:
+        wait()
         cpu, wall = time.process_time(), time.perf_counter()
         action()
+        wait()
         self.wall.append(time.perf_counter() - wall)
         self.cpu.append(time.process_time() - cpu)
 
@@ -72,13 +89,17 @@ def race(
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds now."""
+    """Bytes of memory that this process holds now, on the device that it runs on."""
+    if _device.type != "cpu":
+        return int(torch.get_device_module(_device).memory_allocated())
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def peak() -> int:
-    """Most bytes of memory that this process has held."""
+    """Most bytes of memory that this process has held, on the device that it runs on."""
+    if _device.type != "cpu":
+        return int(torch.get_device_module(_device).max_memory_allocated())
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
@@ -119,9 +140,9 @@ def use_threads(count: int) -> None:
 
 def warm_up() -> None:
     """Load what torch loads late (LAPACK, thread pools), so that it counts for nobody's memory."""
-    X = torch.randn(64, 64)
+    X = torch.randn(64, 64, device=_device)
     torch.linalg.eigh(X @ X.t())
     torch.linalg.qr(torch.bmm(X.expand(4, 64, 64), X.expand(4, 64, 64)))
-    p = torch.randn(1 << 16).requires_grad_()
-    p.grad = torch.randn(1 << 16)
+    p = torch.randn(1 << 16, device=_device).requires_grad_()
+    p.grad = torch.randn_like(p)
     torch.optim.AdamW([p]).step()

@@ -220,6 +220,8 @@ KEYWORDS = {
         fixed="right",
         methods=BLOCKED,
     ),
+    # What it keeps in fewer bits is far from the oracles: tests/state/test_lean.py has it.
+    "state": Keyword(("full",), (("half", "'full', 'lean'"),), fixed="lean"),
     "moment": choice(
         "entry",
         "entry",
@@ -253,6 +255,8 @@ KEYWORDS = {
     "precision": choice("highest", "inherit", bad="high", methods=EVERYONE),
     "max_failures": Keyword((1, 3), ((0, "at least 1"),)),
     "record": switch(),
+    # Checks at other steps are not those of the oracles: tests/step/test_stagger.py has it.
+    "stagger": Keyword((False,), (("evenly", "True or False"),)),
     "foreach": Keyword((None, False), ((True, "stacks"),), methods=EVERYONE),
     "fused": Keyword((None, False), ((True, "no fused kernel"),), methods=EVERYONE),
     "capturable": Keyword((None, False), ((True, "CUDA graph"),), methods=EVERYONE),

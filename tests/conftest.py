@@ -72,3 +72,11 @@ def _seeded():
 def generator():
     """A generator of its own, seeded."""
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def two_threads():
+    """Threads share the work of an operation, as they do for users; tests have one otherwise."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)

@@ -5,8 +5,10 @@ from math import prod
 
 import pytest
 import torch
+from counting import count
 
-from benchmarks import bars, beside, environment, limit, run, shapes, timing
+from benchmarks import bars, beside, environment, gpu, launches, limit, run, shapes, timing
+from eshampoo import EShampoo
 
 
 def test_the_models_have_the_sizes_that_they_are_named_for():
@@ -50,15 +52,49 @@ def test_a_bar_that_was_not_measured_says_so():
     assert bars.Bar("x", 0.9, 1.0, 0.5).verdict == "pass"
 
 
+@pytest.mark.parametrize(("frequency", "criterion"), [(10**9, 0.0), (1, 0.0), (1, 1.0)])
+def test_as_many_operations_are_counted_without_values_as_with_them(frequency, criterion):
+    """These blocks are so small that a CPU does not cut the work on them into pieces."""
+    found = launches.launches("layers:40:3", frequency, criterion)
+    tau = 1.0 if criterion == 0 else 0.0
+    params = shapes.parameters("layers:40:3")
+    optimizer = EShampoo(params, frequency=frequency, tau=tau, budget=None)
+    for p in params:  # of full rank: nothing is to be done for a null space
+        p.grad[:] = torch.eye(40) if p.dim() == 2 else 1.0
+    counts = count(optimizer.step)
+    names = [name.split(".")[1] for name in counts.operations if name.startswith("aten.")]
+    assert found.operations == sum(name not in launches.EMPTY for name in names)
+    assert (found.products, found.reads) == (counts.products, len(counts.reads))
+    assert found.decompositions == counts.times("_linalg_eigh") == criterion
+
+
 @pytest.mark.slow
 def test_a_quick_run_measures_and_writes(tmp_path, capsys):
-    assert run.main(["--quick", "--threads", "1", "--output", str(tmp_path)]) == 0
+    words = ["--quick", "--threads", "1", "--only", " eshampoo, soap, muon,partial,even"]
+    assert run.main([*words, "--output", str(tmp_path)]) == 0
     cases = json.loads((tmp_path / "results.json").read_text())["cases"]
     assert len(cases) == 5
     assert "muon" in {case["spec"].get("contender") for case in cases}
     assert all(case["result"]["threads"] == 1 for case in cases)
-    assert cases[-1]["result"]["refreshed"] == {"eigh": 1.0, "partial": 1.0}
+    assert cases[-2]["result"]["refreshed"] == {"eigh": 1.0, "partial": 1.0}
+    for way in ("together", "spread"):
+        found = cases[-1]["result"][way]
+        assert 0 < found["median"] <= found["largest"] < found["sum"]
+        assert found["bases"] > 0
     assert "EShampoo plain step / 3-unit limit, 64×4" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_page_of_a_gpu_is_filled_on_any_device(tmp_path):
+    words = ["--device", "cpu", "--only", "layers:64:4 eshampoo", "--output", str(tmp_path)]
+    assert gpu.main([*words, "--threads", "1", "--repetitions", "1"]) == 0
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert "python -m benchmarks.gpu --device cpu" in page
+    (row,) = [line for line in page.splitlines() if line.startswith("| 64 × 4 |")]
+    plain, limit_, ratio = (float(cell) for cell in row.split("|")[2:5])
+    assert plain > 0
+    assert limit_ > 0
+    assert ratio == pytest.approx(plain / limit_, rel=0.02)
 
 
 @pytest.mark.slow
@@ -93,3 +129,10 @@ def test_the_blocks_of_an_alternation_are_mirrored():
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="no eshampoo/; name a checkout"):
         beside.main([str(tmp_path)])
+
+
+def test_the_bar_of_even_steps_is_the_longest_spread_step_over_the_median():
+    result = {"together": {"largest": 7.0, "median": 1.0}, "spread": {"largest": 3.0, "median": 2}}
+    case = {"spec": {"kind": "even", "shapes": "vit_192"}, "result": result}
+    found = {bar.case: bar for bar in bars.all_bars(bars.Results([case]))}
+    assert found["largest / median step with stagger, 192×6"].value == 1.5

@@ -1,7 +1,8 @@
-"""The examples in docstrings and in the README run."""
+"""The examples in docstrings, in the README and on the pages of the site run."""
 
 import doctest
-import importlib
+import importlib.util
+import inspect
 import re
 from pathlib import Path
 
@@ -18,7 +19,21 @@ MODULES = [
     for path in sorted((ROOT / package).rglob("*.py"))
     if ">>>" in path.read_text()
 ]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+# Pages whose code runs from top to bottom. The others show lines of scripts that are run elsewhere:
+# recipes those of examples/ (tests/recipes), docs/distributed.md those that need ranks.
+SHOWN_ELSEWHERE = {"distributed.md"}
+PAGES = [
+    path
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if "```python" in path.read_text()
+    and path.parent.name != "recipes"
+    and path.name not in SHOWN_ELSEWHERE
+]
+
+
+def blocks(path):
+    """The Python code of a page."""
+    return re.findall(r"```python\n(.*?)```", path.read_text(), re.S)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -34,13 +49,53 @@ def test_the_library_has_examples():
     assert sum(len(test.examples) for m in modules for test in finder.find(m)) >= 8
 
 
-def test_the_code_of_the_readme_runs_from_top_to_bottom(monkeypatch, tmp_path):
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_code_of_a_page_runs_from_top_to_bottom(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {"__name__": "readme"}
-    blocks = [block for block in BLOCKS if not block.lstrip().startswith(("+", "-"))]  # no diffs
-    assert blocks
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"README block {number}", "exec"), namespace)
+    namespace: dict[str, object] = {"__name__": "page"}
+    for number, block in enumerate(blocks(path)):
+        exec(compile(block, f"{path.name}, block {number}", "exec"), namespace)
+
+
+def test_pages_with_code_are_found():
+    names = {path.name for path in PAGES}
+    assert {"README.md", "index.md", "watching.md", "migrating.md", "soap.md"} <= names
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    site = (ROOT / "mkdocs.yml").read_text()
+    pages = [p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if not re.search(rf"[ :-] {re.escape(page)}$", site, re.M)] == []
+
+
+def test_links_between_pages_lead_somewhere():
+    broken = []
+    for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", path.read_text()):
+            if not re.match(r"[a-z]+:", target) and not (path.parent / target).exists():
+                broken.append(f"{path.relative_to(ROOT)}: {target}")
+    assert not broken, broken
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_the_site_shows_every_keyword_of_a_class_with_its_default(cls):
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", hooks.keyword_table(cls.__name__), re.M)
+    parameters = [*inspect.signature(cls).parameters.values()][1:]  # without params
+    assert dict(rows) == {p.name: repr(p.default) for p in parameters}
+    assert len(rows) == len(parameters)
+
+
+def test_versions_agree():
+    version = eshampoo.__version__
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert re.search(rf"^version: {re.escape(version)}$", citation, re.M)
+    headings = re.findall(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[0] == version
+    pythons = re.findall(r":: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    assert f"| Python | {pythons[0]} to {pythons[-1]} |" in (ROOT / "docs/versions.md").read_text()
 
 
 def test_everything_public_is_documented():

@@ -305,3 +305,53 @@ def test_the_library_does_not_import_its_lab():
     assert any(map(lab, modules()))
     offenders = [*imports_from(lambda name: not lab(name), lab)]
     assert not offenders, listed(offenders)
+
+
+# Private names of torch ---------------------------------------------------------------------------
+
+# docs/reliability.md says in which versions they are there.
+PRIVATE = {PACKAGE / "math" / "foreach.py", PACKAGE / "ranks" / "torch_names.py"}
+
+
+def private_names(tree):
+    """Private names of torch that a file imports or reaches from a module, with their lines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names) if module.startswith("torch"):
+                dotted = [f"{module}.{alias.name}" for alias in names]
+            case ast.Import(names=names):
+                dotted = [a.name for a in names if a.name.startswith("torch.")]
+            case ast.Attribute() if ast.unparse(node).startswith(("torch.", "dist.")):
+                dotted = [ast.unparse(node)]
+            case _:
+                continue
+        yield from ((node.lineno, name) for name in dotted if re.search(r"\._[a-z]", name, re.I))
+
+
+def test_private_names_of_torch_stand_in_two_files():
+    found = {path: [*private_names(tree)] for path, (_, tree) in sources().items()}
+    assert all(found[path] for path in PRIVATE)
+    offenders = [
+        f"{place(path, line)}: {name}"
+        for path, names in found.items()
+        for line, name in names
+        if path not in PRIVATE
+    ]
+    assert not offenders, listed(offenders)
+
+
+def test_a_private_name_of_torch_is_found():
+    for code in (
+        "torch._foreach_add_(xs, 1)",
+        "from torch.optim.optimizer import _use_grad",
+        "import torch._dynamo",
+        "dist.distributed_c10d._get_default_group()",
+    ):
+        assert [*private_names(ast.parse(code))], code
+    for code in (
+        "torch.nn.Linear(2, 2)",
+        "torch.Tensor.__init__",
+        "self._torch",
+        "from a import _b",
+    ):
+        assert not [*private_names(ast.parse(code))], code

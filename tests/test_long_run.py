@@ -1,5 +1,7 @@
 """Nothing grows, wears out or drifts, and equal runs are equal; see benchmarks/long_run.py."""
 
+import gc
+
 import pytest
 import torch
 from cases import METHODS, assert_same, choices, parameters, problem, run
@@ -9,14 +11,25 @@ from benchmarks import long_run
 SHAPES = [(4, 4), (4, 4), (6,), (3, 3, 3), (), (7, 5)]
 
 
+@pytest.fixture
+def _only_what_is_new():
+    """The collector goes through what comes from now on; the rest is what pytest has imported."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_only_what_is_new")
 def test_a_long_run_stays_as_it_is(monkeypatch):
     """600 steps with F = 1 and τ = 0.01; 20,000 with `python -m benchmarks.long_run`."""
     monkeypatch.setattr("eshampoo.state.state.HISTORY", 200)
     steps = 600
     single = list(long_run.run(steps, torch.float32))
     double = list(long_run.run(steps, torch.float64))
-    disturbed = list(long_run.run(steps, torch.float32, torch.finfo(torch.float32).eps))
+    # A gradient in float32, a sum over a batch, is off by some ulps itself.
+    disturbed = list(long_run.run(steps, torch.float32, 8 * torch.finfo(torch.float32).eps))
     first, last = single[1], single[-1]
     assert last.tensors == first.tensors
     assert last.state_bytes == first.state_bytes
@@ -51,8 +64,6 @@ def results(method, record, options):
 def test_equal_runs_are_equal_in_every_bit_recorded_or_not(method, solver):
     options = {"frequency": 3, "tau": 0.05, "solver": solver}
     *one, _ = results(method, False, options)
-    *two, _ = results(method, False, options)
     *recorded, optimizer = results(method, True, options)
-    assert_same(one, two)
     assert_same(one, recorded)
     assert any(report.history for report in optimizer.basis_report())

@@ -29,6 +29,30 @@ def test_inference_mode_leaves_nothing_behind(method, where):
     assert_same([p.detach() for p in params], [p.detach() for p in twin])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["full", "lean"])
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "FullMatrixAdam"])
+def test_layers_of_usual_sizes_train_on_several_threads(two_threads, method, form):
+    """Libraries of linear algebra go other ways with large matrices, many of them, and threads."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(200, 384), (200, 384), (384, 200), (384, 384)]
+
+    def low_rank(shape):
+        left, right = (torch.randn(n, 60, generator=generator) for n in shape)
+        return left @ right.T / 60
+
+    grads = [[low_rank(shape) for shape in shapes] for _ in range(4)]
+    trained = []
+    for threads in (2, 1):
+        torch.set_num_threads(threads)
+        params = parameters([torch.ones(shape) for shape in shapes], torch.float32)
+        options = {"frequency": 1, "tau": 0.0, "eps": 1e-4, "state": form}
+        run(METHODS[method](params, lr=1e-3, **options), params, grads)
+        trained.append(params)
+    for p, q in zip(*trained, strict=True):  # sums in another order turn close eigenvectors
+        assert (p - q).norm() <= 0.1 * (q - 1).norm()
+
+
 def test_parameters_made_in_inference_mode_are_refused():
     with torch.inference_mode():
         net = nn.Linear(3, 2)

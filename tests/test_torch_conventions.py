@@ -98,9 +98,55 @@ def test_hooks_of_all_optimizers_run_around_those_of_one():
     assert ran == ["all, before", "one, before", "one, after", "all, after"]
 
 
-def test_a_param_group_twice_in_the_list_is_refused():
-    # Torch takes it, and moves its parameters twice in a step.
-    optimizer, _, _ = trained("EShampoo", SHAPES, 1)
+def test_a_state_describes_a_param_group_as_often_as_it_is_in_the_list():
+    optimizer, params, _ = trained("EShampoo", SHAPES, 1)
+    beside = torch.optim.AdamW(params)
+    once = optimizer.state_dict()
+    for each in (optimizer, beside):
+        each.param_groups.extend(each.param_groups)
+    twice = optimizer.state_dict()
+    assert twice["param_groups"] == [once["param_groups"][0]] * 2
+    assert twice["state"].keys() == once["state"].keys()
+    numbers, of_torch = (
+        [group["params"] for group in state["param_groups"]]
+        for state in (twice, beside.state_dict())
+    )
+    assert numbers == of_torch
+
+
+def test_a_param_group_twice_in_the_list_is_not_trained():
+    # Torch moves its parameters twice in a step.
+    optimizer, params, _ = trained("EShampoo", SHAPES, 1)
+    before = [p.detach().clone() for p in params]
     optimizer.param_groups.extend(optimizer.param_groups)
-    with pytest.raises(ValueError, match="more than one param group"):
-        optimizer.state_dict()
+    calls = {
+        "step": optimizer.step,
+        "load": lambda: optimizer.load_state_dict(optimizer.state_dict()),
+        "add": lambda: optimizer.add_param_group({"params": parameters([torch.ones(2, 2)])}),
+    }
+    for call in calls.values():
+        with pytest.raises(ValueError, match="more than one param group"):
+            call()
+    assert_same([p.detach() for p in params], before)
+    del optimizer.param_groups[1:]
+    optimizer.step()
+    assert not torch.equal(params[0], before[0])
+
+
+def test_a_parameter_twice_in_a_param_group_warns_and_moves_once():
+    (tensor,), ((gradient,),) = problem([(4, 3)], 1)
+    (p,), (q,) = parameters([tensor]), parameters([tensor])
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        twice = METHODS["EShampoo"]([p, p])
+    once = METHODS["EShampoo"]([q])
+    for each, own in ((twice, p), (once, q)):
+        own.grad = gradient.clone()
+        each.step()
+    assert_same([p.detach()], [q.detach()])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_group_without_parameters_takes_steps(method):
+    optimizer = METHODS[method]([{"params": []}])
+    assert optimizer.step() is None
+    assert optimizer.state_dict()["state"] == {}

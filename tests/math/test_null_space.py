@@ -62,6 +62,27 @@ def test_null_columns_are_as_near_to_the_old_ones_as_any_and_the_others_stay(d, 
         assert_close(found[k], oracles.stay(V[k], at.nonzero().flatten().tolist()), 1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rank", [20, 180])
+def test_several_large_null_spaces_are_settled_on_several_threads(two_threads, dtype, rank):
+    """Here LU factors of several matrices of 160 rows and more would have pivots that are 0."""
+    d = 380
+    V, null = orthogonal(3, d, 0).to(dtype), torch.arange(d).expand(3, d) < d - rank
+    for nullity in ([d - rank] * 3, [d - rank, 0, d - rank]):
+        marked = null & (torch.tensor(nullity) > 0).unsqueeze(1)
+        found = null_space.settle(V, marked, nullity)
+        assert_close(
+            found.mT @ found, torch.eye(d, dtype=dtype).expand_as(V), 1e4 * torch.finfo(dtype).eps
+        )
+        alone = torch.stack(
+            [
+                oracles.stay(v, n.nonzero().flatten().tolist())
+                for v, n in zip(V.double(), marked, strict=True)
+            ]
+        )
+        assert_close(found.double(), alone, 1e6 * torch.finfo(dtype).eps)
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(d=st.integers(2, 20), seed=st.integers(0, 999))
 def test_which_basis_of_the_null_space_the_solver_found_does_not_matter(d, seed):

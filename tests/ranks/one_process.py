@@ -93,7 +93,18 @@ def follow(build, part=(0, 1), methods=METHODS, kind=kind_for, **more):
     return found
 
 
-def fed(world, method, shapes, placements, mesh, gaps=(), steps=14, dtype=torch.float64, **more):
+def fed(
+    world,
+    method,
+    shapes,
+    placements,
+    mesh,
+    gaps=(),
+    steps=14,
+    dtype=torch.float64,
+    limit=None,
+    **more,
+):
     """Random gradients for placed parameters, and the same for one process.
 
     `gaps` holds (step, parameter, ranks without its gradient).
@@ -114,5 +125,5 @@ def fed(world, method, shapes, placements, mesh, gaps=(), steps=14, dtype=torch.
             feed(one, [None if (t, i) in missing else g for i, g in enumerate(step)])
             single.step()
     expected = {str(i): p.detach() for i, p in enumerate(one)}
-    limit = LIMITS.get(dtype, SINGLE)
+    limit = LIMITS.get(dtype, SINGLE) if limit is None else limit
     return ours, require([(str(i), p) for i, p in enumerate(params)], expected, limit, method)

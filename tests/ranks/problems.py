@@ -31,6 +31,8 @@ OPTIONS = {
     "rows": {"frequency": 6, "tau": 0.0, "max_dim": 24, "moment": "row", "merge_dims": False},
     "Muon": {},
     "observed": {"frequency": 6, "tau": 0.0, "max_dim": 24, "statistics": "observe"},
+    "lean": {"frequency": 6, "tau": 0.0, "max_dim": 16, "state": "lean"},
+    "staggered": {"frequency": 4, "tau": 0.0, "max_dim": 16, "stagger": True},
 }
 CLASSES = {
     "adaptive": "EShampoo",
@@ -40,6 +42,8 @@ CLASSES = {
     "one side": "EShampoo",
     "rows": "EShampoo",
     "observed": "EShampoo",
+    "lean": "EShampoo",
+    "staggered": "EShampoo",
 }
 
 

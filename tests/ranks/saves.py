@@ -101,6 +101,10 @@ def second_third(world, folder):
     train_to(world, model, ours, range(11, 20), folder / "two-thirds")
 
 
+def save_lean(world, folder):
+    start(world, "lean", range(HALF), folder / "lean")
+
+
 def undisturbed(world, folder):
     """What `killed.py` must end with, whatever happens to it."""
     model = sharded(make(), world.mesh())

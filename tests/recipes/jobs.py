@@ -3,11 +3,13 @@
     python tests/recipes/jobs.py ANSWERS JOB:PORT …
 
 Importing the frameworks takes longer than the jobs, so one process (or one per rank) runs many. A
-job that fails is written down with its traceback, and the next one goes on. Every job on ranks has
-a port, where its ranks meet, so that it starts as under torchrun.
+job that fails, or takes longer than any should, is written down with its traceback, and ends the
+process: another rank may wait for this one. Every job on ranks has a port, where its ranks meet, so
+that it starts as under torchrun.
 """
 
 import contextlib
+import faulthandler
 import importlib.util
 import io
 import json
@@ -22,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PATIENCE = 150.0  # seconds for one job, which takes less than ten on a quiet machine
 
 
 def example(name, *arguments):
@@ -91,7 +94,39 @@ def trainer_names(folder):
     assert {report.name for report in optimizer.basis_report()} == names
 
 
+def trainer_logs(folder):
+    """The callback logs what the report says at that step."""
+    trained = module("train_trainer")
+    made = trained.with_an_optimizer(folder, 40)
+    made.train()
+    logged = [entry for entry in made.state.log_history if "basis/checks" in entry]
+    assert [entry["step"] for entry in logged] == [20, 40]
+    assert logged[0]["basis/checks"] < logged[1]["basis/checks"]
+    scalars = made.optimizer.optimizer.basis_report().scalars()
+    assert "basis/transformer.h.attn.c_attn.weight/L/criterion" in scalars
+    assert {name: logged[1][name] for name in scalars} == scalars
+
+
 # Lightning ----------------------------------------------------------------------------------------
+
+
+def lightning_logs(folder):
+    """Every logger gets the scalars of the report, at every tenth step."""
+    trained = module("train_lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for kind in (trained.Automatic, trained.Manual):
+        trainer = trained.make_trainer(4, folder / kind.__name__)
+        sent = []
+        trainer.logger.log_metrics = lambda metrics, step, sent=sent: sent.append((step, metrics))
+        trainer.fit(kind(), trained.loader())
+        reports = [(step, metrics) for step, metrics in sent if "basis/checks" in metrics]
+        assert [step for step, _ in reports] == [10, 20, 30]
+        assert reports[0][1]["basis/net.weight/L/computations"] > 0
+        assert reports[0][1]["basis/checks"] < reports[2][1]["basis/checks"]
+    trainer = trained.make_trainer(5, folder / "last")
+    trainer.logger.log_metrics = lambda metrics, step: sent.append((step, metrics))
+    trainer.fit(trained.Automatic(), trained.loader())
+    assert sent[-1] == (40, trainer.optimizers[0].basis_report().scalars())
 
 
 def lightning_resumes(folder):
@@ -190,6 +225,43 @@ def torchtitan_by_names(folder):
     assert trained.train(model, container, 20, 40) == expected
 
 
+def titan_container(folder):
+    """torchtitan's own container, and a checkpoint of its own flat state, resume bit for bit."""
+    from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+
+    from eshampoo import EShampoo
+
+    class Ours(OptimizersContainer):
+        @staticmethod
+        def _resolve_optimizer_factory(name):
+            return {"EShampoo": EShampoo}[name]
+
+    def make():
+        model, _ = trained.make()
+        everything = ParamGroupConfig(
+            pattern=".*", optimizer_name="EShampoo", optimizer_kwargs={"lr": 1e-2}
+        )
+        config = Ours.Config(param_groups=[everything], implementation="for-loop")
+        return model, Ours(config, model_parts=[model])
+
+    dist.init_process_group("gloo")
+    trained, place = module("train_torchtitan"), [str(folder)]
+    dist.broadcast_object_list(place)
+    model, container = make()
+    first = trained.train(model, container, 0, 20)
+    whole = {"model": model.state_dict(), "optimizer": container.state_dict()}
+    trained.save(whole, checkpoint_id=place[0])
+    expected = trained.train(model, container, 20, 40)
+    assert expected[-1] < first[0]
+
+    model, container = make()
+    whole = {"model": model.state_dict(), "optimizer": container.state_dict()}
+    trained.load(whole, checkpoint_id=place[0])
+    model.load_state_dict(whole["model"])
+    container.load_state_dict(whole["optimizer"])
+    assert trained.train(model, container, 20, 40) == expected
+
+
 # torchao ------------------------------------------------------------------------------------------
 
 
@@ -217,6 +289,7 @@ ALONE = {
     "train_trainer": example("train_trainer"),
     "trainer_resumes": trainer_resumes,
     "trainer_names": trainer_names,
+    "trainer_logs": trainer_logs,
     "train_peft": example("train_peft"),
     "train_accelerate": example("train_accelerate"),
     "accelerate_resumes": accelerate_resumes(shard=False),
@@ -224,12 +297,14 @@ ALONE = {
     "torchao_refuses_a_cpu": torchao_refuses_a_cpu,
     "train_lightning": example("train_lightning"),
     "lightning_resumes": lightning_resumes,
+    "lightning_logs": lightning_logs,
     "train_timm": example("train_timm"),
 }
 ON_TWO_RANKS = {
     "train_tp": example("train_tp"),
     "train_torchtitan": example("train_torchtitan"),
     "torchtitan_by_names": torchtitan_by_names,
+    "titan_container": titan_container,
     "train_accelerate": example("train_accelerate"),
     "train_accelerate --shard": example("train_accelerate", "--shard"),
     "accelerate_resumes": accelerate_resumes(shard=False),
@@ -259,12 +334,16 @@ def main():
         folder = Path(path).parent / f"{name} on {os.environ.get('WORLD_SIZE', '1')}"
         folder.mkdir(exist_ok=True)
         torch.manual_seed(0)
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
         try:
             answers[name] = {"found": known[name](folder), "trouble": None}
+            clean_up()
         except BaseException:
             answers[name] = {"found": None, "trouble": traceback.format_exc()}
-        clean_up()
+        faulthandler.cancel_dump_traceback_later()
         Path(path).write_text(json.dumps(answers))
+        if answers[name]["trouble"] is not None:
+            os._exit(1)  # without waiting for the other ranks
 
 
 if __name__ == "__main__":

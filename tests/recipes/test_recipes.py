@@ -3,11 +3,14 @@
 import importlib.util
 import json
 import os
+import random
 import re
 import socket
 import subprocess
 import sys
 import textwrap
+import time
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 
@@ -20,14 +23,15 @@ from eshampoo import EShampoo, name_parameters
 
 ROOT = EXAMPLES.parent
 PAGES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
-TIMEOUT = 600
-NEEDS = {  # by the first word of a job's name
+GRACE = 5.0  # seconds for the other ranks once one has failed
+NEEDS = {  # by a part of a job's name
     "trainer": "transformers",
     "peft": "peft",
     "accelerate": "accelerate",
     "torchao": "torchao",
     "lightning": "lightning",
     "timm": "timm",
+    "titan_container": "torchtitan",
 }
 
 
@@ -61,15 +65,39 @@ def selected(request, test):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
+    """A port that nobody has, and that no connection gets by chance before the job starts.
+
+    The system gives connections ports from 32768 on.
+    """
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("localhost", port))
+            return port
+    raise OSError("no free port among a hundred")
 
 
 def run(jobs, ranks, folder):
-    """Run jobs one after another, on some ranks; the answers of each rank."""
-    meetings = [f"{job}:{free_port()}" for job in jobs]
-    processes, paths = [], [folder / f"answers-{ranks}-{rank}.json" for rank in range(ranks)]
+    """Run jobs one after another, on some ranks; the answers of each rank.
+
+    A job that fails on one rank ends its processes; new ones go on with the next job.
+    """
+    answers, left = [{} for _ in range(ranks)], list(jobs)
+    while left:
+        found = run_to_failure(left, ranks, folder)
+        answers = [old | new for old, new in zip(answers, found, strict=True)]
+        good = [all(fine(mine.get(job)) for mine in found) for job in left]
+        left = left[good.index(False) + 1 :] if False in good else []
+    return answers
+
+
+def fine(answer):
+    return answer is not None and answer["trouble"] is None
+
+
+def run_to_failure(jobs, ranks, folder):
+    """Run jobs up to the first that fails on some rank; the answers of each rank."""
+    meetings, processes = [f"{job}:{free_port()}" for job in jobs], []
+    paths = [folder / f"answers-{len(jobs)}-{rank}.json" for rank in range(ranks)]
     for rank, path in enumerate(paths):
         world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         environment = {
@@ -83,18 +111,36 @@ def run(jobs, ranks, folder):
             "HF_HUB_OFFLINE": "1",
         }
         command = [sys.executable, str(Path(__file__).with_name("jobs.py")), str(path), *meetings]
-        with open(folder / f"log-{ranks}-{rank}", "w") as log:
+        with open(path.with_suffix(".log"), "w") as log:
             process = subprocess.Popen(
                 command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT
             )
         processes.append(process)
+    wait_for(processes)
+    return [answers_of(path, jobs) for path in paths]
+
+
+def wait_for(processes):
+    """Wait until all have ended; once one has failed, the others get a moment."""
     try:
-        for process in processes:
-            process.wait(TIMEOUT)
+        while any(process.poll() is None for process in processes):
+            if any(process.poll() for process in processes):
+                time.sleep(GRACE)
+                break
+            time.sleep(0.1)
     finally:
         for process in processes:
             process.kill()
-    return [json.loads(path.read_text()) if path.exists() else {} for path in paths]
+
+
+def answers_of(path, jobs):
+    """The answers of one rank; for the job at which it ended without any, its last words."""
+    answers = json.loads(path.read_text()) if path.exists() else {}
+    unanswered = [job for job in jobs if job not in answers]
+    if unanswered and all(map(fine, answers.values())):
+        log = path.with_suffix(".log").read_text()
+        answers[unanswered[0]] = {"found": None, "trouble": f"no answer\n{log[-4000:]}"}
+    return answers
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +158,7 @@ def together(request, tmp_path_factory):
 def check(job, answers):
     """No rank had trouble, and where losses were printed, they fell."""
     for rank, answer in enumerate(answers):
-        trouble = answer[job]["trouble"] if job in answer else "the process ended before this job"
+        trouble = answer[job]["trouble"] if job in answer else "ended when another rank failed"
         assert trouble is None, f"rank {rank}: {trouble}"
     if job.startswith("train_"):
         losses = re.findall(r"loss ([\d.]+) -> ([\d.]+)", answers[0][job]["found"])

@@ -81,6 +81,31 @@ def test_a_file_holds_the_state_once():
     assert buffer.getbuffer().nbytes < 1.5 * needed + 20 * 4000
 
 
+def test_a_state_is_a_snapshot_that_nothing_changes():
+    """Also where entries lie together in memory: vectors of many lengths, blocks of one size."""
+    shapes = [(3,), (7, 5), (), (2, 9), (300,), (1, 6), (4, 4), (4, 4), (3,), (5, 1), (3, 3, 3)]
+    optimizer, params, grads = trained("EShampoo", shapes, 4, frequency=2, max_dim=4)
+    saved = optimizer.state_dict()
+    before = copy.deepcopy(saved)
+    for p, entries in zip(params, saved["state"].values(), strict=True):
+        assert_same(optimizer.state[p], entries)
+    run(optimizer, params, grads)
+    assert_same(before, saved)
+    now = snapshot(optimizer)
+    for entries in saved["state"].values():
+        for value in entries.values():
+            value.fill_(7)
+    assert_same(now, snapshot(optimizer))
+
+
+def test_an_entry_that_is_saved_alone_brings_little_along():
+    optimizer, *_ = trained("EShampoo", [(64, 64)] * 100 + [(600, 600)], 1)
+    for entries in (optimizer.state_dict()["state"][i] for i in (0, 100)):
+        for value in entries.values():
+            own = value.numel() * value.element_size()
+            assert value.untyped_storage().nbytes() <= max(own, 1 << 20)
+
+
 # AdamW --------------------------------------------------------------------------------------------
 
 
@@ -199,6 +224,41 @@ def test_a_state_of_another_optimizer_or_of_other_shapes_of_adamw_is_refused():
         adamw = torch.optim.AdamW(params)
         run(adamw, params, grads[:1])
         refused(optimizer_class(params, **options), adamw.state_dict(), "second moment")
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_state_of_sgd_without_momentum_is_refused(steps):
+    optimizer, params, grads = trained("EShampoo", [(4, 4), (3,)], 4)
+    sgd = torch.optim.SGD(params, 0.1)
+    run(sgd, params, grads[:steps])
+    refused(optimizer, sgd.state_dict(), "AdamW")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "options", "word"),
+    [
+        (torch.optim.Adam, {"weight_decay": 1e-4}, "in the gradient"),
+        (torch.optim.RAdam, {"weight_decay": 0.0}, "RAdam"),
+    ],
+)
+def test_a_state_that_only_looks_like_adamws_warns(theirs, options, word):
+    optimizer, params, grads = trained("EShampoo", [(4, 4), (3,)], 4)
+    other = theirs(params, lr=2e-3, **options)
+    run(other, params, grads[:2])
+    with pytest.warns(UserWarning, match=word) as seen:
+        optimizer.load_state_dict(other.state_dict())
+    assert [w.filename for w in seen] == [__file__]
+    assert optimizer.param_groups[0]["lr"] == 2e-3
+    assert torch.equal(optimizer.state[params[1]]["exp_avg"], other.state[params[1]]["exp_avg"])
+
+
+@pytest.mark.parametrize("theirs", [torch.optim.Adam, torch.optim.AdamW])
+def test_a_state_of_adam_without_decay_or_of_adamw_is_taken_without_a_word(theirs, recwarn):
+    optimizer, params, grads = trained("EShampoo", [(4, 4), (3,)], 4)
+    other = theirs(params, weight_decay=0.0 if theirs is torch.optim.Adam else 0.1)
+    run(other, params, grads[:2])
+    optimizer.load_state_dict(other.state_dict())
+    assert not recwarn.list
 
 
 def test_a_bad_value_in_a_saved_group_is_refused():

@@ -1,11 +1,17 @@
 """A step that breaks off, at any operation: what is kept still belongs together."""
 
+import _thread
 import copy
+import signal
+from functools import partial
 
+import interrupts
 import pytest
 import torch
 from cases import METHODS, parameters, problem, run
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from eshampoo.math.at_once import at_once, call
 
 
 class Breaks(TorchDispatchMode):
@@ -78,3 +84,51 @@ def test_an_error_at_any_operation_leaves_basis_factor_and_momentum_together(met
         optimizer.step()  # and it goes on
         assert copies[0].isfinite().all(), what
     assert at > 50
+
+
+def test_after_an_error_in_the_first_check_shampoo_still_gets_its_first_root():
+    """The criterion holds, so that no other check would compute one."""
+    tensors, grads = problem([(4, 3)], 2)
+    params = parameters(tensors)
+    first = METHODS["Shampoo"](params, frequency=2, tau=1.0, graft=None)
+    run(first, params, grads[:1])
+    for at in range(1, 10_000):
+        copies, optimizer = copy.deepcopy((params, first))
+        copies[0].grad = grads[1][0].clone()
+        try:
+            with Breaks(at):
+                optimizer.step()
+            break
+        except MemoryError as error:
+            what = f"{at}: {error}"
+        if torch.equal(copies[0], params[0]):
+            optimizer.step()
+        root = optimizer.state[copies[0]]["root_0"][0]
+        assert not torch.equal(root, torch.eye(4, dtype=root.dtype)), what
+    assert at > 50
+
+
+@pytest.fixture
+def alarm():
+    """The signal of the trials raises; afterwards it does what it did."""
+    before = signal.signal(signal.SIGALRM, interrupts.raise_now)
+    yield signal.SIGALRM
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_no_signal_comes_between_calls_that_are_made_at_once(alarm):
+    seen = []
+    calls = [partial(seen.append, 1), partial(_thread.interrupt_main, alarm)]
+    with pytest.raises(interrupts.Interrupted):
+        at_once(map(call, (*calls, partial(seen.append, 2))))
+    assert seen == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_step_that_a_signal_ends_is_counted_where_the_parameter_has_moved(alarm):
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert interrupts.trials(50, seed=1)["interrupted"] >= 50
+    finally:
+        torch.set_default_dtype(torch.float32)

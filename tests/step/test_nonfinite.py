@@ -315,6 +315,29 @@ def test_a_skipped_parameter_keeps_its_zeros_and_infinities(method, weight_decay
             assert torch.equal(b, bits(p)), i
 
 
+@skips
+@pytest.mark.parametrize("form", ["full", "lean"])
+@pytest.mark.parametrize("beta2", [0.9, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_skipped_or_missing_gradient_leaves_every_bit_of_the_state(method, beta2, form):
+    """Also the sign of a zero, beside a block that takes its step."""
+    tensors, grads = problem([(4, 4), (4, 4), (5,), (5,), (3, 2, 2)], 5)
+    params = parameters(tensors, torch.float32)
+    options = {**OPTIONS[method], "betas": (0.9, beta2), "state": form}
+    optimizer = METHODS[method](params, **options)
+    run(optimizer, params, grads[:3])
+    for p in params:
+        M = optimizer.state[p]["exp_avg"]
+        M.view(-1)[:2] = torch.tensor([-0.0, 0.0], dtype=M.dtype)
+    for last in (spoilt, lambda G, value: None):
+        before = [state_of(optimizer, p) for p in params]
+        run(optimizer, params, [[spoilt(grads[3][0], NAN), *grads[3][1:3], None, None]])
+        run(optimizer, params, [[last(grads[4][0], NAN), *grads[4][1:3], None, None]])
+        for i in (0, 3, 4):
+            for name, now in state_of(optimizer, params[i]).items():
+                assert torch.equal(bits(now), bits(before[i][name])), (i, name)
+
+
 GRADIENTS = {
     "random": lambda t, shape, draw: draw(shape),
     "zero": lambda t, shape, draw: torch.zeros(shape),

@@ -266,18 +266,60 @@ def test_a_moment_that_vanishes_takes_its_momentum_along(method, eps, size):
     assert furthest < 10, furthest
 
 
-@pytest.mark.parametrize("size", [1e18, 9e18])
+# Squares of these sizes overflow after 340 and after 4 steps.
+@pytest.mark.parametrize(
+    ("size", "steps"), [pytest.param(1e18, 400, marks=pytest.mark.slow), (9e18, 40)]
+)
 @pytest.mark.parametrize("frequency", [1, 4])
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "CASPR"])
-def test_a_sum_of_squares_does_not_overflow(method, frequency, size):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sum_of_squares_does_not_overflow(method, frequency, size, steps):
     """β2 = 1, float32: the sum stops growing at the largest number."""
     torch.manual_seed(0)
     (p,) = parameters([torch.zeros(4, 3)])
     optimizer = METHODS[method]([p], frequency=frequency, betas=(0.9, 1.0), lr=1.0)
-    for _ in range(400):
+    for _ in range(steps):
         before = p.detach().clone()
         G = torch.randn(4, 3)
         run(optimizer, [p], [[G / G.norm() * size]])
         assert (p.detach() - before).abs().max() < 10
     assert all(v.isfinite().all() for v in optimizer.state[p].values())
     assert optimizer.state[p]["skipped"].sum() == 0
+
+
+@pytest.mark.parametrize("beta2", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("EShampoo", {"state": "lean"}),
+        ("EShampoo", {"solver": "qr"}),
+        ("EShampoo", {"solver": "power"}),
+        ("SOAP", {}),
+        ("CASPR", {}),
+        ("CASPR", {"merge_dims": True}),
+        ("Shampoo", {"exponent": 1.0}),
+    ],
+)
+@pytest.mark.parametrize("shape", [(40, 2), (3, 4, 2)])
+def test_gradients_whose_squares_nearly_overflow_bring_ordinary_steps(shape, method, more, beta2):
+    """Also where a single one is more than a sum has room for, or it comes to one that is full."""
+    torch.manual_seed(0)
+    (p,) = parameters([torch.zeros(shape)])
+    optimizer = METHODS[method]([p], frequency=3, betas=(0.9, beta2), lr=1.0, **more)
+    G = torch.randn(shape)
+    for t in range(12):
+        before = p.detach().clone()
+        G = G if t < 6 else torch.randn(shape)
+        run(optimizer, [p], [[G / G.norm() * 1.8e19]])
+        assert (p.detach() - before).square().mean() < 100
+    assert all(v.isfinite().all() for v in optimizer.state[p].values())
+    assert optimizer.state[p]["skipped"].sum() == 0
+
+
+@pytest.mark.parametrize("size", [7, phases.CHUNK + 1])
+def test_a_sum_of_the_squares_of_a_vector_has_room_for_each(size):
+    """The first step of Adam is one learning rate; its limit does not depend on the length."""
+    (p,) = parameters([torch.zeros(size)])
+    G = torch.zeros(size)
+    G[3] = 1.3e19
+    run(EShampoo([p], betas=(0.9, 1.0), lr=1.0), [p], [[G]])
+    assert p[3].item() == pytest.approx(-1.0)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eshampoo import EShampoo
 from eshampoo.step import precision
+from eshampoo.step.step import TAKE
 
 if torch.__version__ < "2.9":
     pytest.skip("settings per backend came with torch 2.9", allow_module_level=True)
@@ -97,7 +98,7 @@ def seen_inside(optimizer, monkeypatch):
         found.append((precision.lowered(), *settings()))
         return [], []
 
-    monkeypatch.setattr("eshampoo.engine.take_step", take_step)
+    monkeypatch.setitem(TAKE, "step", take_step)
     optimizer.step()
     return found[0]
 
@@ -171,7 +172,7 @@ def test_the_setting_comes_back_after_an_error(monkeypatch):
     def take_step(tasks, batches):
         raise ArithmeticError
 
-    monkeypatch.setattr("eshampoo.engine.take_step", take_step)
+    monkeypatch.setitem(TAKE, "step", take_step)
     torch.set_float32_matmul_precision("medium")
     before = settings()
     with pytest.raises(ArithmeticError), torch.autocast("cpu", dtype=torch.bfloat16):

@@ -142,10 +142,10 @@ def test_bases_stay_orthogonal_over_thousands_of_changes_in_float32(solver):
         params, frequency=1, tau=0.0, budget=None, betas=(0.9, 0.9), solver=solver
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
-    for _ in range(5000):
+    for _ in range(2000):  # without a remedy QᵀQ − I would have grown to 1e-4
         params[0].grad = torch.randn(16, 16, generator=generator)
         optimizer.step()
-    assert computations(optimizer) == [5000, 5000]
+    assert computations(optimizer) == [2000, 2000]
     state = optimizer.state[params[0]]
     for name in ("basis_0", "basis_1"):
         assert departure(state[name]) < 1e-5

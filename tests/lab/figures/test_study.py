@@ -12,7 +12,7 @@ from eshampoo.lab.cli import main
 from eshampoo.lab.figures import study as study_module
 from eshampoo.lab.figures.catalogue import Curve, Figure, Panel
 from eshampoo.lab.figures.evidence import EVIDENCE
-from eshampoo.lab.figures.reproduce import MOST_RATES, extended, plan, repeated
+from eshampoo.lab.figures.reproduce import MOST_RATES, carried_over, extended, plan, repeated
 from eshampoo.lab.figures.standing import shares, way
 from eshampoo.lab.report.compare import Group
 
@@ -74,6 +74,19 @@ def test_a_rate_is_added_while_the_best_is_at_an_edge():
     assert extended(points[:2], outcome(points, lambda lr: lr)) == []
 
 
+def test_eshampoo_is_tried_at_the_best_rate_of_adamw():
+    """AdamW was best at 3e-3, or at a rate that was added for it alone."""
+    points = plan(SKETCH, "tiny", 1, 4)
+    logs = outcome(points, lambda lr: abs(math.log(lr / 3e-3)))
+    assert carried_over(points, logs) == []
+    added = extended(points[:3], outcome(points, lambda lr: -lr))
+    tried = [*points, *added]
+    (more,) = carried_over(tried, outcome(tried, lambda lr: -lr))
+    assert more.curve.label == "EShampoo"
+    assert [run.options["lr"] for run in more.runs] == [3e-2]
+    assert more.runs[0].optimizer == "eshampoo"
+
+
 def test_every_method_of_the_evidence_is_searched_with_the_same_effort():
     points = plan(EVIDENCE, "small", None, None)
     rates = {}
@@ -94,7 +107,8 @@ def test_every_method_of_the_evidence_is_searched_with_the_same_effort():
 def test_a_study_writes_its_page_from_logs_alone(tmp_path, monkeypatch, capsys):
     """The runs are made in this process; the command finds all of them finished."""
     figure = replace(SKETCH, extend=False)
-    monkeypatch.setattr(study_module, "STUDIES", {"sketch": figure})
+    whole = replace(figure, panels=(*figure.panels, Panel("", "pinn-poisson", CURVES, "rate")))
+    monkeypatch.setattr(study_module, "STUDIES", {"sketch": whole})
     points = plan(figure, "tiny", 1, 6)
     logs = {r.place: trained(r, tmp_path / "runs" / r.place) for p in points for r in p.runs}
     for point in repeated(points, logs, 2):
@@ -106,9 +120,14 @@ def test_a_study_writes_its_page_from_logs_alone(tmp_path, monkeypatch, capsys):
     text = (tmp_path / "sketch.md").read_text()
     assert all(f"| {label} | 0.0" in text for label in LABELS)
     assert "2 fresh seeds" in text
+    assert "\n    eshampoo study sketch --only digits-vit\n" in text
+    assert "\n- Problems of this study: pinn-poisson.\n" in text
     assert "AdamW's best rate is" in text
     assert (tmp_path / "sketch.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "sketch-rates.png").exists()
     capsys.readouterr()
     assert main(["study", "sketch", "--only", "digits"]) == 2
-    assert "'digits' is not in this figure; choose from: digits-vit" in capsys.readouterr().err
+    assert (
+        "'digits' is not in this figure; choose from: digits-vit, pinn-poisson"
+        in capsys.readouterr().err
+    )

@@ -64,7 +64,7 @@ def test_a_table_of_targets_has_hits_steps_and_seconds(tmp_path):
     points = plan(figure, "tiny", 1, 8)
     assert [point.runs[0].options.get("frequency") for point in points] == [None, 3]
     logs = {
-        point.runs[0].place: trained(point.runs[0], tmp_path / str(index), evaluations=4)
+        point.runs[0].place: trained(point.runs[0], tmp_path / str(index))
         for index, point in enumerate(points)
     }
     assert {len(log.evaluations) for log in logs.values()} == {4}

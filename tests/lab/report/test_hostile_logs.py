@@ -131,6 +131,12 @@ def test_escapes_do_not_reach_the_terminal(field, records, tmp_path, capsys):
     assert reported(spoilt, tmp_path, capsys) == 2
 
 
+def test_half_a_character_does_not_stop_the_page(records, tmp_path, capsys):
+    for place in ([0, "setting", "model"], [0, "command"]):
+        assert reported(changed(records, place, "\ud800"), tmp_path, capsys) == 0
+        assert "<title>" in (tmp_path / "report.html").read_text()
+
+
 HOSTILE_LINES = {
     "deep": "[" * 100_000,
     "deep in a record": '{"kind":' * 100_000,

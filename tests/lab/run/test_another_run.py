@@ -6,13 +6,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from tiny_runs import tiny, trained
 
 from eshampoo.lab.cli import main
 from eshampoo.lab.errors import UserError
-from eshampoo.lab.files import held
-from eshampoo.lab.run.checkpoint import checkpoints
-from eshampoo.lab.run.runlog import FILE_NAME
+from eshampoo.lab.files import held, write_sealed
+from eshampoo.lab.run.checkpoint import checkpoints, read_checkpoint, save_checkpoint
+from eshampoo.lab.run.runlog import FILE_NAME, read_log
 
 WORDS = ["train", "digits-vit", "--scale", "tiny", "--steps", "4", "--threads", "1", "--resume"]
 MINE = {"--optimizer": "adamw", "--lr": "0.01", "--seed": "3"}
@@ -87,6 +88,29 @@ def test_a_checkpoint_needs_the_log_of_its_steps(tmp_path):
         trained(run, tmp_path, resume=True)
 
 
+def test_a_checkpoint_that_does_not_fit_and_other_data_get_one_line(tmp_path):
+    """Whole by its checksum, of the right run, and of another model all the same."""
+    run = tiny("adamw")
+    stopped(run, tmp_path)
+    before = files(tmp_path)
+    state = read_checkpoint(checkpoints(tmp_path)[0])
+    for name, value in (("model", {}), ("optimizer", {}), ("generator", torch.zeros(3))):
+        save_checkpoint(tmp_path, 3, state)
+        write_sealed(checkpoints(tmp_path)[0], {**state, name: value})
+        with pytest.raises(UserError, match="does not fit"):
+            trained(run, tmp_path, resume=True)
+    save_checkpoint(tmp_path, 3, state)
+    log = tmp_path / FILE_NAME
+    examples = read_log(log).header["examples"]
+    log.write_text(log.read_text().replace(f'"examples":{examples}', '"examples":7'))
+    with pytest.raises(UserError, match=f"on 7 training examples, and there are {examples} here"):
+        trained(run, tmp_path, resume=True)
+    # What says "step" and means no number of steps is neither a reason to stop nor to lose it.
+    text = before[FILE_NAME].decode().replace('"kind":"run"', '"kind":"run","step":"none"', 1)
+    log.write_text(text)
+    assert trained(run, tmp_path, resume=True).finished
+
+
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -102,9 +126,11 @@ with held(Path(sys.argv[1])):
 def test_the_second_process_into_a_directory_is_refused_until_the_first_ends(end, tmp_path, capsys):
     words = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == "held\n"
-        assert main(command(tmp_path)) == 2
-        first.send_signal(end)
+        try:
+            assert first.stdout.readline() == "held\n"
+            assert main(command(tmp_path)) == 2
+        finally:
+            first.send_signal(end)
     error = capsys.readouterr().err
     assert f"another process is training into {tmp_path}" in error
     assert error.count("\n") == 1

@@ -16,11 +16,13 @@ from eshampoo.lab.optimizers import OPTIMIZERS
 from eshampoo.lab.run.checkpoint import checkpoints
 from eshampoo.lab.run.runlog import FILE_NAME, read_log
 
-SLOW = {"fullmatrixadam": pytest.mark.slow}
+# For `make check` one of each kind: with bases, without, and of torch.
+FAST = ("adamw", "eshampoo", "soap")
 
 
 @pytest.mark.parametrize(
-    "optimizer", [pytest.param(name, marks=SLOW.get(name, ())) for name in OPTIMIZERS]
+    "optimizer",
+    [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in OPTIMIZERS],
 )
 def test_a_stopped_run_resumes_to_the_same_curve(optimizer, tmp_path):
     """Bit for bit: losses, basis computations and criteria, and the two newest checkpoints stay."""
@@ -63,8 +65,8 @@ def test_dropped_paths_resume_too(tmp_path):
 def command(out, *more):
     words = [sys.executable, "-m", "eshampoo.lab", "train", "digits-vit", "--scale", "tiny"]
     words += ["--optimizer", "eshampoo", "--frequency", "3", "--merge-dims", "false"]
-    words += ["--steps", "800", "--threads", "1"]
-    return [*words, "--checkpoint-every", "50", "--out", str(out), *more]
+    words += ["--steps", "400", "--threads", "1"]
+    return [*words, "--checkpoint-every", "25", "--out", str(out), *more]
 
 
 def wait_for_checkpoint(process, out):
@@ -97,7 +99,7 @@ def test_a_killed_run_and_an_interrupted_one_resume_to_the_same_curve(tmp_path):
 
     assert subprocess.run(command(killed, "--resume"), stdout=subprocess.DEVNULL).returncode == 0
     resumed = read_log(killed / FILE_NAME)
-    run = tiny("eshampoo", steps=800, frequency=3)
+    run = tiny("eshampoo", steps=400, frequency=3)
     whole = trained(run, tmp_path / "whole")
     assert resumed.finished
     assert np.array_equal(resumed.loss, whole.loss)

@@ -1,0 +1,67 @@
+"""How even steps are: the longest step over the median, with and without stagger=True.
+
+python -m benchmarks.even [--shapes vit_192] [--steps 120]
+
+CPU seconds on one thread, the two in turn, with random gradients, after the first 20 steps.
+"""
+
+import argparse
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from eshampoo import EShampoo
+from eshampoo.checks import AT_ONCE
+
+from . import environment, shapes, timing
+
+WAYS = {"together": False, "spread": True}
+
+
+def measure(spec: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """CPU seconds of the steps after those at which all blocks are checked at once, both ways."""
+    model, steps = spec["shapes"], spec["steps"]
+    clocks = {stagger: timing.Clock() for stagger in WAYS.values()}
+    sets = {stagger: shapes.parameters(model) for stagger in clocks}
+    optimizers = {stagger: EShampoo(sets[stagger], stagger=stagger) for stagger in clocks}
+    for t in range(1, AT_ONCE + steps + 1):
+        for stagger, optimizer in optimizers.items():
+            generator = torch.Generator().manual_seed(t)
+            for p in sets[stagger]:
+                p.grad = torch.randn(p.shape, generator=generator)
+            if t <= AT_ONCE:
+                optimizer.step()
+            else:
+                clocks[stagger].time(optimizer.step)
+    return {
+        way: {
+            "largest": max(clocks[stagger].cpu),
+            "median": median(clocks[stagger].cpu),
+            "sum": sum(clocks[stagger].cpu),
+            "bases": optimizers[stagger].basis_computations,
+        }
+        for way, stagger in WAYS.items()
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the ratio and the sum for both."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.even", description=__doc__)
+    parser.add_argument("--shapes", default="vit_192", choices=shapes.MODELS)
+    parser.add_argument("--steps", type=int, default=120)
+    o = parser.parse_args(arguments)
+    timing.use_threads(1)
+    timing.warm_up()
+    print(f"{o.shapes}, {o.steps} steps, one thread, {environment.cpu_model()}")
+    for way, found in measure({"shapes": o.shapes, "steps": o.steps}).items():
+        ratio = found["largest"] / found["median"]
+        print(
+            f"stagger={WAYS[way]}: largest / median {ratio:.1f}, sum {found['sum']:.3g} CPU s, "
+            f"{found['bases']:.0f} bases computed"
+        )
+
+
+if __name__ == "__main__":
+    main()
