@@ -4,28 +4,31 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo check quick test lint type bench figures fuzz chaos clean
+.PHONY: help demo check quick test suite lint type bench figures docs fuzz chaos soak release-check clean
 
-help:  ## what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 # constraints.txt pins torch to its CPU build: resolving it freely would pull gigabytes of CUDA.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev,frameworks]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev,frameworks,docs,release]'
 	touch $(READY)
 
 demo: $(READY)  ## compare optimizers on embedded data: table and report.html, a few minutes
-	$(BIN)/eshampoo compare digits-vit --optimizers adamw,shampoo,soap,eshampoo --seeds 3 --out runs/demo
+	$(BIN)/eshampoo compare digits-vit --optimizers adamw,muon,shampoo,soap,eshampoo --seeds 3 --out runs/demo
 
-check: $(READY)  ## for the inner loop, 90 seconds: lint, types, every test that is not slow
+check: $(READY)  ## for the inner loop, 90 seconds: lint, types and every test that is not slow
 	$(MAKE) -j 2 lint type quick
 
 quick: $(READY)  ## every test that is not slow
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test: $(READY) lint type  ## everything that must hold, under ten minutes: lint, types, all tests
+test: $(READY)  ## everything that must hold, under ten minutes: lint, types and all tests
+	$(MAKE) -j 2 suite lint type
+
+suite: $(READY)  ## all tests
 	$(BIN)/python -m pytest -n 2
 
 lint: $(READY)  ## ruff
@@ -40,14 +43,24 @@ bench: $(READY)  ## measure against peers and the matrix-product limit; writes d
 	$(BIN)/python -m benchmarks.run
 
 figures: $(READY)  ## draw the figures of docs/reproduction.md and docs/defaults.md again from results/
-	for name in time fig1 fig2 fig3 fig4 fig5 partial; do $(BIN)/eshampoo reproduce $$name --out docs/reproduction || exit 1; done
+	for name in $(notdir $(basename $(wildcard docs/reproduction/*-small.md))); do $(BIN)/eshampoo reproduce $${name%-small} --out docs/reproduction || exit 1; done
 	$(BIN)/eshampoo study defaults --out docs
+
+docs: $(READY)  ## the site, in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 fuzz: $(READY)  ## 10,000 random cases against the oracles, seeds printed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --cases 10000
 
-chaos: $(READY)  ## runs killed with SIGKILL at 50 random points resume bit for bit
-	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos.py --kills 50
+chaos: $(READY)  ## 100 kills of the lab and of a plain loop, 1,000 signals inside a step
+	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos.py --kills 100
+	OMP_NUM_THREADS=1 $(BIN)/python tests/interrupts.py --interrupts 1000
+
+soak: $(READY)  ## an hour on one to three ranks, with kills, faults and resumes; MINUTES=60
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py --minutes $(or $(MINUTES),60)
+
+release-check: $(READY)  ## build, look inside, install into empty environments, run the README's code and the tests of the sdist
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/release_check.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,7 +22,7 @@ from eshampoo import EShampoo
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Points and the function of them that is to be learned; every rank draws its own."""
+    """Points and the function to learn; every rank draws its own."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(32, 16, generator=generator)
     return x, torch.sin(x) + x.roll(1, dims=1)
@@ -39,7 +39,7 @@ def make_accelerator(shard: bool) -> Accelerator:
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if shard else None
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), fsdp_plugin=plugin)
     if shard and accelerator.device.type == "cpu":
-        # Accelerate takes the plugin on GPUs only; on a CPU, its states have to be told.
+        # Accelerate accepts the plugin only on GPUs; on a CPU we tell its states ourselves.
         PartialState().distributed_type = DistributedType.FSDP
         accelerator.state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = plugin
@@ -49,8 +49,8 @@ def make_accelerator(shard: bool) -> Accelerator:
 def train(
     accelerator: Accelerator, steps: int, start: int = 0, folder: Path | None = None
 ) -> tuple[nn.Module, list[float]]:
-    """Train, from what is saved in the folder if a start is given; the model and the losses."""
-    # With DDP, the ranks share work and state of the optimizer; with FSDP2 nothing is to be said.
+    """Train from the start, or from what the folder holds; return the model and the losses."""
+    # With DDP, a group lets the ranks share the optimizer's work and state; FSDP2 needs none.
     alone = accelerator.num_processes == 1 or accelerator.is_fsdp2
     group = None if alone else dist.group.WORLD
 

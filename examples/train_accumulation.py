@@ -12,7 +12,7 @@ PARTS = 4  # small batches per step
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Points, and the function of them that is to be learned."""
+    """Points, and the function of them to learn."""
     x = torch.randn(64, 16, generator=torch.Generator().manual_seed(step))
     return x, torch.sin(x) + x.roll(1, dims=1)
 
@@ -32,7 +32,7 @@ def main() -> None:
             total += loss.item()
         optimizer.step()
         totals.append(total)
-    # Steps of the optimizer were counted, not small batches.
+    # The optimizer counts its own steps, not small batches.
     assert {int(t) for state in optimizer.state.values() for t in state["step"].view(-1)} == {100}
     print(f"loss {totals[0]:.4f} -> {totals[-1]:.4f}")
 

@@ -12,7 +12,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Points, and the function of them that is to be learned."""
+    """Points, and the function of them to learn."""
     x = torch.randn(64, 16, generator=torch.Generator().manual_seed(step)).to(DEVICE)
     return x, torch.sin(x) + x.roll(1, dims=1)
 
@@ -33,7 +33,7 @@ def train(dtype: torch.dtype) -> None:
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 10.0)
-        scaler.step(optimizer)  # left out, the optimizer's t too, if a gradient is not finite
+        scaler.step(optimizer)  # skips the whole step if a gradient is not finite
         scaler.update()
         losses.append(loss.item())
     print(f"{dtype}: loss {losses[0]:.4f} -> {losses[-1]:.4f}")

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/train_ddp.py
 
-Start it again with the same --folder and it continues from the last checkpoint. All that differs
-from AdamW is the line that builds the optimizer.
+Start it again with the same --folder, and it continues from the last checkpoint. Only the line that
+builds the optimizer differs from AdamW.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from eshampoo import EShampoo
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Points and the function of them that is to be learned; every rank draws its own."""
+    """Points and the function to learn; every rank draws its own."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(64, 16, generator=generator)
     return x, torch.sin(2 * x[:, :4]) + x[:, 4:8] * x[:, 8:12]
@@ -43,7 +43,7 @@ def main() -> None:
     model = DistributedDataParallel(net)
     optimizer = EShampoo(model.parameters(), lr=1e-2, process_group=dist.group.WORLD)
 
-    # The state is gathered to every rank, so one file holds it, and any number of ranks reads it.
+    # Every rank gathers the whole state, so one file holds it and any number of ranks can read it.
     path, start = args.folder / "checkpoint.pt", 0
     if path.exists():
         saved = torch.load(path, weights_only=True)
@@ -60,14 +60,14 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if (step + 1) % args.every == 0:
-            state = optimizer.state_dict()  # on all ranks: they send each other their shares
+            state = optimizer.state_dict()  # on all ranks: they exchange their shares
             if rank == 0:
                 args.folder.mkdir(parents=True, exist_ok=True)
                 new = path.with_suffix(".new")
                 torch.save({"model": net.state_dict(), "optimizer": state, "step": step + 1}, new)
-                new.replace(path)  # never half a file
+                new.replace(path)  # so that the file is never half written
                 print(f"step {step + 1} loss {loss.item():.4f}")
-    dist.barrier()  # nobody closes its connections while another rank still reads from them
+    dist.barrier()  # no rank closes its connections while another still reads from them
     dist.destroy_process_group()
 
 

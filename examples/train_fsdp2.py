@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 examples/train_fsdp2.py
 
 Start it again with the same --folder, on as many ranks as you like, and it continues from the last
-checkpoint. Nothing is said to the optimizer about sharding: the parameters are DTensors.
+checkpoint. You tell the optimizer nothing about sharding: the parameters are DTensors.
 """
 
 import argparse
@@ -25,7 +25,7 @@ TOKENS = 64
 
 
 class Model(nn.Module):
-    """Says what follows two tokens."""
+    """Predicts the token that follows two tokens."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def batch(step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
 
 
 def resume(model: Model, optimizer: EShampoo, folder: Path) -> int:
-    """Load the last checkpoint, if there is one: the step to go on from."""
+    """Load the last checkpoint, if there is one; return the step to continue from."""
     # A checkpoint is complete when its metadata is written.
     done = sorted(path.parent for path in folder.glob("step-*/.metadata"))
     if not done:
@@ -98,7 +98,7 @@ def main() -> None:
             save({"model": weights, "optimizer": state}, checkpoint_id=folder)
             if rank == 0:
                 print(f"step {step + 1} loss {loss.item():.4f}")
-    dist.barrier()  # nobody closes its connections while another rank still reads from them
+    dist.barrier()  # no rank closes its connections while another still reads from them
     dist.destroy_process_group()
 
 

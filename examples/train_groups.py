@@ -1,4 +1,4 @@
-"""Param groups by kind: embeddings under Adam, no decay of vectors, a head of its own.
+"""Param groups by kind: Adam for embeddings, no decay for vectors, another rate for the head.
 
 python examples/train_groups.py
 """

@@ -14,10 +14,12 @@ import lightning
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eshampoo import EShampoo
+from eshampoo.integrations.lightning import LogBases
 
 Batch = list[Tensor]
 
@@ -38,13 +40,13 @@ class Automatic(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        # With DDP, the ranks share work and state; without this line each does all of the work.
+        # With DDP, this lets the ranks share work and state; otherwise each rank does all the work.
         group = dist.group.WORLD if dist.is_initialized() else None
         return EShampoo(self.named_parameters(), lr=1e-2, process_group=group)
 
 
 class Manual(Automatic):
-    """You call them."""
+    """You call backward() and step()."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,13 +70,14 @@ def loader() -> DataLoader[tuple[Tensor, ...]]:
 
 def make_trainer(epochs: int, folder: Path) -> lightning.Trainer:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    report = LogBases(every=10)  # sends criteria and counts to every logger
     return lightning.Trainer(
         max_epochs=epochs,
         accelerator="auto" if torch.cuda.is_available() else "cpu",
         devices=ranks,
         strategy="ddp" if ranks > 1 else "auto",
-        callbacks=[ModelCheckpoint(folder, "{epoch}", save_top_k=-1)],
-        logger=False,
+        callbacks=[report, ModelCheckpoint(folder, "{epoch}", save_top_k=-1)],
+        logger=CSVLogger(folder),
         enable_progress_bar=False,
         enable_model_summary=False,
     )
@@ -85,7 +88,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for kind in (Automatic, Manual):
             trainer, module = make_trainer(10, Path(folder, kind.__name__)), kind()
-            # Give ckpt_path=… of a checkpoint to go on from it, bit for bit.
+            # Pass ckpt_path=… to continue from a checkpoint, bit for bit.
             trainer.fit(module, loader())
             if trainer.is_global_zero:
                 losses = module.losses

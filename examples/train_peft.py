@@ -21,8 +21,8 @@ def main() -> None:
         GPT2LMHeadModel(config),
         LoraConfig(r=4, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True),
     )
-    # A basis for the side of a factor that is as long as the layer would be far larger than the
-    # factor itself, so a long side gets one only where it pays (docs/recipes/peft.md).
+    # An adapter has a long side and a short one. A basis of the long side would be far larger than
+    # the adapter, so that side gets none where it is too long (docs/recipes/peft.md).
     adapters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     optimizer = EShampoo(adapters, lr=2e-2)
     losses: list[float] = []

@@ -1,4 +1,4 @@
-"""Plain PyTorch: the line that builds the optimizer is all that differs from AdamW.
+"""Plain PyTorch: only the line that builds the optimizer differs from AdamW.
 
 python examples/train_plain.py
 """
@@ -14,13 +14,13 @@ from eshampoo import EShampoo
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Points, and the function of them that is to be learned."""
+    """Points, and the function of them to learn."""
     x = torch.randn(64, 16, generator=torch.Generator().manual_seed(step))
     return x, torch.sin(x) + x.roll(1, dims=1)
 
 
 def train(path: Path, steps: int, stop: int | None = None) -> list[float]:
-    """Train to the end, or stop early and save; go on from what is saved. Returns the losses."""
+    """Train from the start or from a checkpoint, to the end or to `stop`; return the losses."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(16, 80), nn.GELU(), nn.Linear(80, 80), nn.GELU(), nn.Linear(80, 16)

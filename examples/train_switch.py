@@ -1,4 +1,4 @@
-"""From AdamW to EShampoo in the middle of a run: moments, step and learning rate are kept.
+"""From AdamW to EShampoo in the middle of a run; moments, step and learning rate carry over.
 
 python examples/train_switch.py
 """
@@ -10,7 +10,7 @@ from eshampoo import EShampoo
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Points, and the function of them that is to be learned."""
+    """Points, and the function of them to learn."""
     x = torch.randn(64, 16, generator=torch.Generator().manual_seed(step))
     return x, torch.sin(x) + x.roll(1, dims=1)
 
@@ -24,7 +24,7 @@ def main() -> None:
         if step == 30:
             adamw = optimizer.state_dict()  # or torch.load(…) of a checkpoint
             optimizer = EShampoo(model.named_parameters())
-            optimizer.load_state_dict(adamw)  # with its lr, betas, eps and weight_decay
+            optimizer.load_state_dict(adamw)  # and its lr, betas, eps and weight_decay
         x, y = batch(step)
         loss = (model(x) - y).square().mean()
         optimizer.zero_grad()

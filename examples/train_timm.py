@@ -33,7 +33,7 @@ def main() -> None:
         num_classes=4,
     )  # fmt: skip
     optimizer = create_optimizer_v2(model, opt="eshampoo", lr=3e-3, weight_decay=0.05)
-    name_parameters(optimizer, model)  # timm passes groups of bare parameters
+    name_parameters(optimizer, model)  # timm passes groups of parameters without names
 
     # Images with a bright corner: which one?
     labels = torch.arange(64) % 4

@@ -1,6 +1,6 @@
 """Tensor Normal Training: Shampoo whose factors approximate the Fisher information.
 
-Its statistics are of gradients whose labels are sampled from the model, and its exponent is 1.
+Its statistics come from gradients with labels sampled from the model, and its exponent is 1.
 
 python examples/train_tnt.py
 """
@@ -42,7 +42,7 @@ def main() -> None:
         if step % OBSERVE_EVERY == 0:
             logits = model(x)
             sampled = torch.multinomial(logits.detach().softmax(1), 1).squeeze(1)
-            # With √B the outer product of the gradient is on average the Fisher of one example.
+            # Times √B, the gradient's outer product is on average the Fisher of one example.
             optimizer.zero_grad()
             (cross_entropy(logits, sampled) * len(x) ** 0.5).backward()
             optimizer.observe()

@@ -1,8 +1,8 @@
-"""torchao's CPU offload: the optimizer's state, and its step, are in the memory of the host.
+"""torchao's CPU offload: the host keeps the optimizer's state and takes its steps.
 
     python examples/train_torchao.py
 
-torchao offloads from CUDA and XPU only; without such a device this trains without offload.
+torchao offloads only from CUDA and XPU. Without such a device, this trains without offload.
 """
 
 import torch
@@ -15,7 +15,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Points, and the function of them that is to be learned."""
+    """Points, and the function of them to learn."""
     x = torch.randn(64, 16, generator=torch.Generator().manual_seed(step)).to(DEVICE)
     return x, torch.sin(x) + x.roll(1, dims=1)
 
@@ -24,7 +24,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     if DEVICE == "cpu":
         print("there is no device to offload from")
         return EShampoo(model.parameters(), lr=1e-2)
-    # An EShampoo for every parameter of at least `minimal_size` elements, and one for the rest.
+    # One EShampoo for each parameter of at least `minimal_size` elements, and one for the rest.
     offloaded: torch.optim.Optimizer = CPUOffloadOptimizer(model.parameters(), EShampoo, lr=1e-2)
     return offloaded
 

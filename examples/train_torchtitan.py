@@ -29,19 +29,19 @@ FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Points and the function of them that is to be learned; every rank draws its own."""
+    """Points and the function to learn; every rank draws its own."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     x = torch.randn(32, 16, generator=generator)
     return x, torch.sin(x) + x.roll(1, dims=1)
 
 
 class Container(Stateful):
-    """An optimizer for each part of a model, with one flat state of all of them."""
+    """An optimizer for each part of a model, and one flat state for all of them."""
 
     def __init__(self, parts: list[nn.Module], **keywords: Any) -> None:  # noqa: ANN401
         self.parts = parts
         self.optimizers = [
-            # torchtitan writes how its kernels are to run into the groups: here "for-loop".
+            # torchtitan writes into the groups how to run its kernels; here as "for-loop".
             EShampoo([_group(part) | {"fused": False, "foreach": False} | keywords])
             for part in parts
         ]

@@ -1,4 +1,4 @@
-"""Tensor parallelism: layers are cut over the ranks, and the optimizer need not be told.
+"""Tensor parallelism: layers are cut over the ranks, and the optimizer needs no setting.
 
 torchrun --standalone --nproc-per-node 2 examples/train_tp.py
 """
@@ -17,7 +17,7 @@ from eshampoo import EShampoo
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Points, the same on all ranks, and the function of them that is to be learned."""
+    """Points, the same on all ranks, and the function of them to learn."""
     x = torch.randn(64, 16, generator=torch.Generator().manual_seed(step))
     return x, torch.sin(x) + x.roll(1, dims=1)
 
@@ -39,7 +39,7 @@ def main() -> None:
         losses.append(loss.item())
     if dist.get_rank() == 0:
         print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
-    dist.barrier()  # nobody closes its connections while another rank still reads from them
+    dist.barrier()  # no rank closes its connections while another still reads from them
     dist.destroy_process_group()
 
 

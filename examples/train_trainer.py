@@ -1,4 +1,4 @@
-"""The Trainer of transformers, with an optimizer of your own or with its class.
+"""The Trainer of transformers: you build the optimizer, or the Trainer does.
 
     python examples/train_trainer.py
 
@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from eshampoo import EShampoo, name_parameters
+from eshampoo.integrations.transformers import LogBases
 
 TOKENS = 32
 
@@ -54,12 +55,14 @@ def with_an_optimizer(folder: Path, steps: int) -> Trainer:
     """You build the optimizer; the Trainer makes the schedule."""
     model = small_model()
     optimizer = EShampoo(model.named_parameters(), lr=1e-2)
-    return Trainer(
+    trainer = Trainer(
         model=model,
         args=arguments(folder, steps),
         train_dataset=Counting(),
         optimizers=(optimizer, None),
     )
+    trainer.add_callback(LogBases(trainer))  # logs criteria and counts beside the loss
+    return trainer
 
 
 def with_a_class(folder: Path, steps: int) -> Trainer:
@@ -69,10 +72,10 @@ def with_a_class(folder: Path, steps: int) -> Trainer:
         model=model,
         args=args,
         train_dataset=Counting(),
-        # The Trainer does not add args.learning_rate to the dictionary: lr has to be there.
+        # The Trainer does not add args.learning_rate to the dictionary, so give lr yourself.
         optimizer_cls_and_kwargs=(EShampoo, {"lr": args.learning_rate}),
     )
-    # Its groups hold bare parameters; this line lets basis_report() speak of names.
+    # The groups hold bare parameters. This line gives them names for basis_report().
     name_parameters(trainer.create_optimizer(), model)
     return trainer
 

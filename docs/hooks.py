@@ -1,0 +1,86 @@
+"""What MkDocs does beside rendering: keyword tables from the code, and links out of docs/.
+
+A line `<!-- keywords: EShampoo -->` in a page becomes the table of the keywords of that class,
+read from its options, and `<!-- include: CHANGELOG.md -->` the text of a file of the repository.
+"""
+
+import os
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import eshampoo  # noqa: E402
+from eshampoo.describe import ENTRY, SECTION  # noqa: E402
+from eshampoo.options import Options, offered  # noqa: E402
+
+
+def meanings() -> dict[str, tuple[str, str]]:
+    """The section and the text of every keyword, from the docstring of `Options`."""
+    found = {}
+    for section in SECTION.finditer(Options.__doc__ or ""):
+        title, entries = section.groups()
+        for entry in ENTRY.finditer(entries):
+            _, _, text = entry.group().partition(":")
+            found[entry.group(1)] = title.rstrip(":"), " ".join(text.split())
+    return found
+
+
+def keyword_table(name: str) -> str:
+    """The keywords of a class: default, what a value must be, and meaning, in sections."""
+    options = getattr(eshampoo, name).options
+    known, own = {f.name: f for f in fields(options)}, offered(options)
+    rules = {f.name: f.metadata.get("rule") for f in fields(Options)}
+    lines, section = [], ""
+    for key, (title, meaning) in meanings().items():
+        if key not in own:
+            continue
+        if title != section:
+            heading = "The main keywords" if title == "Args" else title
+            lines += ["", f"**{heading}**", "", "| keyword | default | meaning |", "|---|---|---|"]
+            section = title
+        rule = rules[key].words if rules[key] is not None else ""
+        if meaning.partition(" ")[0].isalpha() and not meaning.startswith(
+            "p "
+        ):  # a word, no symbol
+            meaning = meaning[0].upper() + meaning[1:]
+        text = meaning + (f" *{rule[0].upper()}{rule[1:]}.*" if rule else "")
+        cells = (f"`{key}`", f"`{known[key].default!r}`", text.replace("|", "\\|"))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(['<div class="keywords" markdown>', *lines, "", "</div>"])
+
+
+def outside(match: re.Match[str], folder: Path) -> str:
+    """A link to a file of the repository that is not on the site becomes its path."""
+    text, target = match.groups()
+    path = target.partition("#")[0]
+    if re.match(r"[a-z]+:", target) or not path:
+        return match.group()
+    real = (folder / path).resolve()
+    if real == ROOT / "CHANGELOG.md":
+        return f"[{text}]({os.path.relpath(ROOT / 'docs' / 'changelog.md', folder)})"
+    if (ROOT / "docs") in real.parents and real.is_file():
+        return match.group()
+    shown = real.relative_to(ROOT).as_posix()
+    return f"`{shown}`" if text.strip("`/") in shown else f"{text} (`{shown}`)"
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
+    """Called by MkDocs for every page."""
+    folder = Path(page.file.abs_src_path).parent
+    for name in re.findall(r"<!-- include: (\S+) -->", markdown):
+        text = (ROOT / name).read_text()
+        markdown = markdown.replace(f"<!-- include: {name} -->", text)
+        folder = (ROOT / name).parent
+    for name in re.findall(r"<!-- keywords: (\w+) -->", markdown):
+        markdown = markdown.replace(f"<!-- keywords: {name} -->", keyword_table(name))
+    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", lambda m: outside(m, folder), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
+    """Called by MkDocs for every page: the long names of tests may break after an underscore."""
+    return re.sub(r"<code>test_\w+</code>", lambda m: m.group().replace("_", "_<wbr>"), html)
