@@ -1,9 +1,8 @@
 """The table of workloads; the paper's appendix E where the scale is "paper"."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from eshampoo.lab import objectives
@@ -15,30 +14,18 @@ from eshampoo.lab.models.convnext import ConvNeXt
 from eshampoo.lab.models.gnn import GraphNetwork
 from eshampoo.lab.models.unet import UNet
 from eshampoo.lab.models.vit import SimpleViT
-from eshampoo.lab.run.runs import SCALES, Run, Scale
+from eshampoo.lab.run.runs import SCALES, Run
 from eshampoo.lab.workloads import Setting, Workload, options
 
-
-def classifier(
-    name: str,
-    title: str,
-    settings: Mapping[Scale, Setting],
-    origin: str = images.ORIGIN,
-    locate: Callable[[Path | None], Path | None] = images.locate_imagewoof,
-) -> Workload:
-    """Return a workload that classifies images, by default those of Imagewoof."""
-    return Workload(
-        name=name,
-        title=title,
-        origin=origin,
-        locate=locate,
-        loss=objectives.cross_entropy,
-        sampled=objectives.sampled_cross_entropy,
-        metric=objectives.accuracy,
-        metric_name="accuracy",
-        trivial=objectives.majority_accuracy,
-        settings=settings,
-    )
+classifier = partial(
+    Workload,
+    loss=objectives.cross_entropy,
+    sampled=objectives.sampled_cross_entropy,
+    metric=objectives.accuracy,
+    metric_name="accuracy",
+    trivial=objectives.majority_accuracy,
+)
+of_dogs = partial(classifier, origin=images.ORIGIN, locate=images.locate_imagewoof)
 
 
 def varied(
@@ -100,7 +87,7 @@ DIGITS_VIT = classifier(
     },
 )
 
-IMAGEWOOF_VIT = classifier(
+IMAGEWOOF_VIT = of_dogs(
     name="imagewoof-vit",
     title="SimpleViT on ten breeds of dogs",
     settings={
@@ -139,7 +126,7 @@ IMAGEWOOF_VIT_BARE = varied(
     model={"affine": False},
 )
 
-IMAGEWOOF_CONVNEXT = classifier(
+IMAGEWOOF_CONVNEXT = of_dogs(
     name="imagewoof-convnext",
     title="ConvNeXt V2 on ten breeds of dogs",
     settings={

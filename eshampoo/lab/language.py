@@ -1,38 +1,21 @@
 """Workloads that predict the next token of a text."""
 
-from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 from eshampoo.lab import objectives
 from eshampoo.lab.data import text
 from eshampoo.lab.models.llama import Llama
-from eshampoo.lab.run.runs import Scale
 from eshampoo.lab.workloads import Setting, Workload, options
 
-
-def language_model(
-    name: str,
-    title: str,
-    origin: str,
-    locate: Callable[[Path | None], Path | None],
-    settings: Mapping[Scale, Setting],
-) -> Workload:
-    """Return a workload that predicts the next token."""
-    return Workload(
-        name=name,
-        title=title,
-        origin=origin,
-        locate=locate,
-        loss=objectives.cross_entropy,
-        sampled=objectives.sampled_cross_entropy,
-        metric=objectives.validation_loss,
-        metric_name="validation loss",
-        trivial=objectives.unigram_loss,
-        settings=settings,
-        higher_is_better=False,
-    )
-
+language_model = partial(
+    Workload,
+    loss=objectives.cross_entropy,
+    sampled=objectives.sampled_cross_entropy,
+    metric=objectives.validation_loss,
+    metric_name="validation loss",
+    trivial=objectives.unigram_loss,
+    higher_is_better=False,
+)
 
 TEXT_LLAMA = language_model(
     name="text-llama",

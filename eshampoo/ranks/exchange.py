@@ -1,8 +1,7 @@
 """The route over ranks: gradients of a bucket to the owners of its blocks, and updates back."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -11,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ..math.foreach import foreach_add_
 from ..math.linalg import BITS
-from ..state.blocks import Block, Box, Part, by_parameter, extent, local, scale_
+from ..state.blocks import Block, Box, Move, Part, by_parameter, extent, local, scale_
 from .boxes import grad_dtype, intersection, within
 from .mail import Mail, Piece, Way, copy_
 from .team import Team
@@ -110,24 +109,15 @@ class Exchange:
     def _stack(self) -> Tensor:
         return self.like.new_empty(len(self.mine), *self.blocks[0].shape)
 
-    def deliver_(
-        self,
-        part: Part,
-        U: Tensor,
-        pace: Tensor,
-        moving: Tensor,
-        here: list[bool],
-        decay: float,
-        note: partial[Any],
-    ) -> None:
+    def deliver_(self, part: Part, U: Tensor, move: Move) -> None:
         """Keep updates until they depart; the ranks that hold the parameters see to their decay."""
         if self.finished == 0:
             self._keep()
-        scale_(U, pace, moving)
+        scale_(U, move.pace, move.moving)
         self.kept[part.start : part.stop] = U
-        self.moving[part.start : part.stop] = moving.squeeze(1)
+        self.moving[part.start : part.stop] = move.moving.squeeze(1)
         self.finished += part.stop - part.start
-        note()
+        move.note()
 
     def _keep(self) -> None:
         """Make room for the updates of the blocks that this rank owns."""

@@ -163,6 +163,16 @@ def scale_(U: Tensor, pace: Tensor, moving: Tensor) -> None:
     U.mul_(pace)
 
 
+class Move(NamedTuple):
+    """How the parameters of a part take its updates: W ← W + pace (U + λW)."""
+
+    pace: Tensor  # [N, 1]
+    moving: Tensor  # [N, 1], the blocks that move
+    here: list[bool]  # the blocks that have a gradient
+    decay: float  # λ
+    note: partial[Any]  # called with the last write: the part has moved
+
+
 class Route(Protocol):
     """How gradients come to the blocks of a bucket, and how updates come to the parameters."""
 
@@ -181,17 +191,8 @@ class Route(Protocol):
     def start(self) -> None: ...
     # The gradients of a part, and which of its blocks have one; None: all.
     def gather(self, part: Part, here: list[bool], stays: bool) -> tuple[Tensor, Tensor | None]: ...
-    # Take updates: W ← W + pace (U + λW), with λ = `decay`, for the blocks that move; `note` it.
-    def deliver_(
-        self,
-        part: Part,
-        U: Tensor,
-        pace: Tensor,
-        moving: Tensor,
-        here: list[bool],
-        decay: float,
-        note: partial[Any],
-    ) -> None: ...
+    # Take the updates of a part.
+    def deliver_(self, part: Part, U: Tensor, move: Move) -> None: ...
     # Updates leave if all of them are finished, or if they must; whether they have left.
     def depart(self, unfinished: bool) -> bool: ...
     # Updates arrive at the parameters, which shrink by `decay`.
@@ -229,23 +230,14 @@ class Local:
         # Where all blocks have one, nothing is copied to the device.
         return G, None if whole else torch.tensor(here, device=G.device)
 
-    def deliver_(
-        self,
-        part: Part,
-        U: Tensor,
-        pace: Tensor,
-        moving: Tensor,
-        here: list[bool],
-        decay: float,
-        note: partial[Any],
-    ) -> None:
+    def deliver_(self, part: Part, U: Tensor, move: Move) -> None:
         """Move the parameters at once."""
-        updates = list(compress(part.rows(U), here))
-        weights = part.cut(list(compress(part.parameters, here)), here)
-        if decay != 0:
-            foreach_add_(updates, weights, alpha=decay)
-        scale_(U, pace, moving)
-        at_once(map(call, [partial(foreach_add_, weights, updates), note]))
+        updates = list(compress(part.rows(U), move.here))
+        weights = part.cut(list(compress(part.parameters, move.here)), move.here)
+        if move.decay != 0:
+            foreach_add_(updates, weights, alpha=move.decay)
+        scale_(U, move.pace, move.moving)
+        at_once(map(call, [partial(foreach_add_, weights, updates), move.note]))
 
     def depart(self, unfinished: bool) -> bool:
         """Updates are where they belong."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..math.at_once import at_once, call
 from ..options import Statistics
-from ..state.blocks import Part
+from ..state.blocks import Move, Part
 from ..state.bucket import Batch, Bucket
 from .grafting import average_lent_, compare_, rescale_, sum_over_parameters_
 from .nonfinite import admit_, believe_
@@ -196,7 +196,7 @@ def deliver_(task: Task, part: Part, U: Tensor, c: Coefficients) -> None:
     if bucket.method.decay == "after" and o.weight_decay != 0:
         U.mul_(1 - o.rate * o.weight_decay)
     note = partial(task.begun.pop, part)
-    bucket.route.deliver_(part, U, c.pace, c.moving, here, o.weight_decay, note)
+    bucket.route.deliver_(part, U, Move(c.pace, c.moving, here, o.weight_decay, note))
 
 
 def uncount_(tasks: Sequence[Task]) -> None:
