@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from eshampoo.lab import objectives
-from eshampoo.lab.data import images, molecules, mri
+from eshampoo.lab.data import images, molecules, mri, text
 from eshampoo.lab.equations import PINN_CONVECTION, PINN_POISSON
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.language import TEXT_CHAR, TEXT_LLAMA
@@ -254,12 +254,13 @@ WORKLOADS: Mapping[str, Workload] = {
     )
 }
 
-# Workloads with another batch or width, only for the studies of sensitivity.
+# Workloads with another batch, width or text, which only figures and studies use.
 VARIANTS: Mapping[str, Workload] = {
     row.name: row
     for row in (
         varied(DIGITS_VIT, "digits-vit-batch-16", "digits in batches of 16", {}, batch=16),
         varied(DIGITS_VIT, "digits-vit-batch-256", "digits in batches of 256", {}, batch=256),
+        replace(TEXT_LLAMA, name="text-llama-c4", title="tokens of C4", locate=text.locate_c4),
         varied(
             TEXT_CHAR,
             "text-char-width-64",

@@ -134,7 +134,7 @@ def train_all(
     if threads is not None:
         torch.set_num_threads(threads)
     with console.status("loading the data"):
-        dataset = chosen.data(known.data)
+        dataset = chosen.data(workload(runs[0][0].workload).locate(known.data))
     display = RunDisplay(console, [run for run, _ in runs])
     with stop_on_signal() as stopped, display:
         for run, out in runs:

@@ -101,6 +101,14 @@ def load_characters(path: Path | None, *, length: int) -> TextData:
     return TextData(streams[0], streams[1], length, len(alphabet) + 1)
 
 
+def locate_c4(path: Path | None) -> Path | None:
+    """Find C4 as JSON lines in a folder, or any other text as ``locate_text`` does."""
+    if path is not None and path.is_dir():
+        for found in sorted(path.glob("*c4*.json*")):
+            return found
+    return locate_text(path)
+
+
 def locate_characters(path: Path | None) -> Path | None:
     """Find Tiny Shakespeare in a folder, or any other text as ``locate_text`` does."""
     if path is not None and path.is_dir():

@@ -7,7 +7,7 @@ are written out.
 from collections.abc import Mapping
 from itertools import product
 
-from eshampoo.lab.figures.catalogue import FULL, PATTERNS, Curve, Figure, Panel
+from eshampoo.lab.figures.catalogue import FULL, PATTERNS, Curve, Figure, Grouping, Panel
 from eshampoo.lab.figures.defaults import RATES, STEPS
 from eshampoo.lab.optimizers import Option
 from eshampoo.lab.run.runs import SCALES, Scale
@@ -33,19 +33,25 @@ LLAMA = Curve(
     frequency=1,
     scaled={"paper": {"max_dim": 8192}, "small": {"max_dim": 512}, "tiny": {"max_dim": 75}},
 )
+TEXTS = {"C4": "text-llama-c4", "WikiText-2": "text-llama"}
+SPLITS: Mapping[str, Grouping] = {
+    "factors": "letter",
+    "attention and MLP": "part",
+    "embedding and output layer": "ends",
+}
 PATTERNS_LLAMA = Figure(
     name="patterns-llama",
     title="Patterns of adaptivity in a language model",
     note="The paper, on C4: L more often than R, except in the embedding, where they are almost"
     " equal; A as often as L at first, less after a quarter of the run; no difference between"
-    " attention and MLP. The data are those of --data: give every text its own --runs and"
-    " --results.",
-    panels=(
-        Panel("Factors", "text-llama", (LLAMA,), "step", "letter"),
-        Panel("Attention and MLP", "text-llama", (LLAMA,), "step", "part"),
-        Panel("Embedding and output layer", "text-llama", (LLAMA,), "step", "ends"),
+    " attention and MLP.",
+    panels=tuple(
+        Panel(f"{text}: {split}", workload, (LLAMA,), "step", grouping)
+        for text, workload in TEXTS.items()
+        for split, grouping in SPLITS.items()
     ),
     seeds=2,
+    steps={"small": 300},
 )
 
 

@@ -1,4 +1,4 @@
-"""Targets as AlgoPerf sets them, and the way to them: hits, steps and seconds."""
+"""Targets as AlgoPerf sets them, and the way to them: hits, steps and CPU seconds."""
 
 import math
 from collections.abc import Sequence
@@ -32,16 +32,16 @@ def target_of(groups: Sequence[Group]) -> float | None:
 
 
 def way_to(log: Log, target: float) -> tuple[float, float]:
-    """Return steps and seconds at the first evaluation that is at the target, infinite if none."""
+    """Return steps and CPU seconds at the first evaluation at the target, infinite if none is."""
     for step, metric in log.evaluations:
         if sign(log) * metric >= sign(log) * target:
             place = min(int(np.searchsorted(log.step, step)), len(log.step) - 1)
-            return float(step), float(log.seconds[place])
+            return float(step), float(np.cumsum(log.cpu_times["cpu"])[place])
     return math.inf, math.inf
 
 
 def target_cells(group: Group, target: float) -> list[str]:
-    """Return hits, and steps and seconds of those that hit, with the standard error of the mean."""
+    """Return hits, and steps and time of those that hit, with the standard error of the mean."""
     ways = [way for log in group.logs if math.isfinite((way := way_to(log, target))[0])]
     hits = f"{len(ways)}/{len(group.logs)}"
     if not ways:

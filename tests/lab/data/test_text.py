@@ -31,6 +31,13 @@ def test_python_ships_a_corpus():
     assert sum(map(len, test)) > 10_000
 
 
+def test_a_folder_of_texts_has_one_for_each_workload(tmp_path):
+    wiki, c4 = made_data.wikitext_folder(tmp_path), made_data.c4_lines(tmp_path)
+    assert text.locate_text(tmp_path) == wiki
+    assert text.locate_c4(tmp_path) == c4
+    assert text.locate_c4(wiki) == wiki
+
+
 def test_characters_are_numbered_and_new_ones_are_the_last(tmp_path):
     path = tmp_path / "tinyshakespeare.txt"
     path.write_text("abcab" * 9 + "abzzb")

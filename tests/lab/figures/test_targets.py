@@ -28,7 +28,7 @@ def measured(log, *metrics, higher=True):
         header={**log.header, "higher_is_better": higher},
         evaluations=tuple(enumerate(metrics, 1)),
         step=np.arange(1.0, 5.0),
-        times={name: np.full(4, 1 / 3) for name in log.times},
+        cpu_times={**log.cpu_times, "cpu": np.ones(4)},
     )
 
 
@@ -71,7 +71,7 @@ def test_a_table_of_targets_has_hits_steps_and_seconds(tmp_path):
     write_figure(figure, points, [], logs, tmp_path / "sketch", Console())
     text = (tmp_path / "sketch.md").read_text()
     assert text.index("not a result") < text.index("hits ")
-    assert "| steps to it | seconds to it |" in text
+    assert "| steps to it | CPU s to it |" in text
     assert "| 1/1 |" in next(line for line in text.splitlines() if line.startswith("| AdamW"))
 
 
