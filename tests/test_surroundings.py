@@ -33,24 +33,31 @@ def test_inference_mode_leaves_nothing_behind(method, where):
 @pytest.mark.parametrize("form", ["full", "lean"])
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "FullMatrixAdam"])
 def test_layers_of_usual_sizes_train_on_several_threads(two_threads, method, form):
-    """Libraries of linear algebra go other ways with large matrices, many of them, and threads."""
+    """Libraries of linear algebra go other ways with large matrices, many of them, and threads.
+
+    Sums in another order turn close eigenvectors, so both ways are compared with float64.
+    """
     generator = torch.Generator().manual_seed(0)
-    shapes = [(200, 384), (200, 384), (384, 200), (384, 384)]
+    shapes = [(200, 208), (200, 208), (208, 200)]
 
     def low_rank(shape):
         left, right = (torch.randn(n, 60, generator=generator) for n in shape)
         return left @ right.T / 60
 
     grads = [[low_rank(shape) for shape in shapes] for _ in range(4)]
-    trained = []
-    for threads in (2, 1):
+
+    def trained(threads, dtype):
         torch.set_num_threads(threads)
-        params = parameters([torch.ones(shape) for shape in shapes], torch.float32)
+        params = parameters([torch.ones(shape) for shape in shapes], dtype)
         options = {"frequency": 1, "tau": 0.0, "eps": 1e-4, "state": form}
         run(METHODS[method](params, lr=1e-3, **options), params, grads)
-        trained.append(params)
-    for p, q in zip(*trained, strict=True):  # sums in another order turn close eigenvectors
-        assert (p - q).norm() <= 0.1 * (q - 1).norm()
+        return [p.detach().double() for p in params]
+
+    two, one, exact = (
+        trained(2, torch.float32), trained(1, torch.float32), trained(1, torch.float64)
+    )  # fmt: skip
+    for p, q, truth in zip(two, one, exact, strict=True):
+        assert (p - truth).norm() <= 2 * (q - truth).norm() + 1e-3 * (truth - 1).norm()
 
 
 def test_parameters_made_in_inference_mode_are_refused():

@@ -204,15 +204,17 @@ def train(hyperparameters, steps, folder=None, every=5):
 
 
 def main():
-    point, steps, folder, file = sys.argv[1:]
+    folder, file, point, *ends = sys.argv[1:]
     torch.set_num_threads(1)
     if "LOCAL_RANK" in os.environ:
         dist.init_process_group("gloo")
-    model, *_ = train(cheap(points()[int(point)]), int(steps), Path(folder))
+    for steps in ends:
+        model, *_ = train(cheap(points()[int(point)]), int(steps), Path(folder))
+        if dist.is_initialized():
+            dist.barrier()  # rank 0 has saved
     if not dist.is_initialized() or dist.get_rank() == 0:
         torch.save(model.state_dict(), file)
     if dist.is_initialized():
-        dist.barrier()
         dist.destroy_process_group()
 
 

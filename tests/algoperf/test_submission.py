@@ -119,10 +119,10 @@ def test_a_shared_state_that_was_not_gathered_is_not_saved():
         savable.state_dict()
 
 
-def on_two(folder, point, steps):
-    """The weights after a run of two processes, started as the benchmark starts them."""
+def on_two(folder, point, *ends):
+    """The weights after runs of two processes, each from the last checkpoint to its end."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    told = [str(point), str(steps), str(folder), str(folder / "weights.pt")]
+    told = [str(folder), str(folder / "weights.pt"), str(point), *map(str, ends)]
     done = subprocess.run(
         [sys.executable, *words, str(STAND_IN), *told], capture_output=True, text=True, timeout=900
     )
@@ -134,7 +134,6 @@ def on_two(folder, point, steps):
 def test_two_processes_with_a_checkpoint_in_between_train_as_one_does(tmp_path):
     """Rank 0 saves alone, ranks have different numbers of examples that count."""
     one, *_ = train(cheap(points()[-1]), 15)
-    on_two(tmp_path, len(points()) - 1, 10)
-    both = on_two(tmp_path, len(points()) - 1, 15)
+    both = on_two(tmp_path, len(points()) - 1, 10, 15)
     for name, value in one.state_dict().items():
         torch.testing.assert_close(both[name], value, rtol=0, atol=1e-9)

@@ -66,6 +66,23 @@ def same(ours, theirs):
         assert torch.equal(value, theirs[name]), name
 
 
+def stops_and_resumes(name):
+    """A job that stops an example between two checkpoints, and starts it again."""
+
+    def job(folder):
+        said = ["--folder", str(folder), "--steps", "40"]
+        first = example(name, *said, "--stop-after", "24")(folder)
+        second = example(name, *said)(folder)
+        if os.environ["RANK"] == "0":
+            assert "step 20" in first
+            assert "resumed" not in first
+            assert "resumed at step 20" in second
+            lines = [line.split() for line in (first + second).splitlines() if "loss" in line]
+            assert float(lines[-1][-1]) < 0.8 * float(lines[0][-1])
+
+    return job
+
+
 # Trainer ------------------------------------------------------------------------------------------
 
 
@@ -301,6 +318,8 @@ ALONE = {
     "train_timm": example("train_timm"),
 }
 ON_TWO_RANKS = {
+    "ddp_resumes": stops_and_resumes("train_ddp"),
+    "fsdp2_resumes": stops_and_resumes("train_fsdp2"),
     "train_tp": example("train_tp"),
     "train_torchtitan": example("train_torchtitan"),
     "torchtitan_by_names": torchtitan_by_names,
