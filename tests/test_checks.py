@@ -49,6 +49,7 @@ def by_the_rule(beta, novelty, last):
 # The steps ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     beta=st.floats(0, 1) | st.sampled_from([0.0, 0.9, 0.95, 0.99, 0.999, 0.9999, 1.0]),
@@ -188,6 +189,7 @@ def test_beta_novelty_and_frequency_are_live():
     assert [t for t, *_ in optimizer.basis_report()[0].history] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FIRST_IS_FAST)
 def test_a_run_resumes_at_any_step_with_the_same_checks(method):
     more = {} if method == "FullMatrixAdam" else {"merge_dims": False, "max_dim": 5}

@@ -64,6 +64,7 @@ def test_the_library_follows_the_recorded_trajectories(name, dtype):
         recording.assert_reached(t, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECORDED)
 def test_in_float64_the_library_is_the_oracle_on_the_recorded_gradients(name):
     recording = Recording(name)

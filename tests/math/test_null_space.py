@@ -43,6 +43,7 @@ def overlaps(V, null):
 # The rule -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(d=st.integers(2, 24), seed=st.integers(0, 999), share=st.sampled_from([0.1, 0.5, 0.9]))
 def test_null_columns_are_as_near_to_the_old_ones_as_any_and_the_others_stay(d, seed, share):
@@ -62,6 +63,7 @@ def test_null_columns_are_as_near_to_the_old_ones_as_any_and_the_others_stay(d, 
         assert_close(found[k], oracles.stay(V[k], at.nonzero().flatten().tolist()), 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rank", [20, 180])
 def test_several_large_null_spaces_are_settled_on_several_threads(two_threads, dtype, rank):

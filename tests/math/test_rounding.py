@@ -23,6 +23,7 @@ def test_the_thresholds_depend_on_the_position_and_the_step_alone():
     assert not torch.equal(whole[0], whole[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.9, 0.99, 0.999])
 def test_an_average_in_bfloat16_comes_to_its_mean(beta):
     value = torch.linspace(1, 5, 1001).view(1, -1)

@@ -44,6 +44,7 @@ def test_batched_is_one_at_a_time(method):
         assert torch.equal(ours["step"], theirs["step"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FIRST_IS_FAST)
 def test_batched_is_one_at_a_time_to_the_last_digits_on_full_rank_factors(method):
     shapes = [(4, 4), (3, 3, 3), (5,), (4, 4), (4, 4)]

@@ -245,6 +245,7 @@ def test_a_lean_state_that_no_run_can_have_written_is_refused(name, change, word
         refused(optimizer, state_dict, f"{name}.*6, 6.* {word}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16, None])
 @pytest.mark.parametrize("form", ["full", "lean"])
 @pytest.mark.parametrize("method", METHODS)

@@ -156,6 +156,7 @@ def test_a_skipped_block_of_a_lean_state_keeps_every_bit(method):
         assert torch.equal(weights, params[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["eigh", "qr", "power", "partial"])
 def test_a_lean_basis_stays_orthogonal(solver):
     options = {"solver": solver, "tau": 0.0, "frequency": 1, "budget": None, "state": "lean"}

@@ -86,6 +86,7 @@ def test_an_error_at_any_operation_leaves_basis_factor_and_momentum_together(met
     assert at > 50
 
 
+@pytest.mark.slow
 def test_after_an_error_in_the_first_check_shampoo_still_gets_its_first_root():
     """The criterion holds, so that no other check would compute one."""
     tensors, grads = problem([(4, 3)], 2)

@@ -72,6 +72,7 @@ def test_observations_and_steps_follow_the_oracle(method, options, every, first)
     assert max(computations(pair.optimizer)) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OBSERVING)
 def test_observing_the_gradients_of_the_steps_is_the_method_itself(method):
     tensors, grads = problem(SHAPES, 30)

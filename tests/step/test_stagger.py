@@ -37,6 +37,7 @@ def at_each_step(method, stagger, steps=120, form="full"):
     return optimizer, params, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["EShampoo", "Shampoo", "SOAP", "KLShampoo"])
 def test_the_checks_are_spread_by_their_cost(method):
     _, _, together = at_each_step(method, False)

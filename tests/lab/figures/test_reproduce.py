@@ -164,6 +164,7 @@ def test_wrong_options_are_told_before_anything_runs(tmp_path, capsys, monkeypat
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_point_of_a_published_figure_is_among_the_results(name, results):
     for point in plan(FIGURES[name], "small", None, None):
@@ -183,6 +184,7 @@ def test_a_published_table_is_what_the_results_say(name, results, tmp_path, monk
     assert table == (ROOT / "docs" / "reproduction" / f"{name}-small.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_published_figure_is_drawn_from_the_results_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "start", lambda words: pytest.fail("ran"))
     words = ["reproduce", "fig4", "--results", str(ROOT / "results"), "--out", str(tmp_path)]

@@ -43,6 +43,7 @@ def test_a_compact_log_keeps_the_curve_and_the_end(logs):
     assert compact(records, points=20) == records
 
 
+@pytest.mark.slow
 def test_equal_logs_give_equal_bytes_in_whatever_order_they_were_added(logs, tmp_path):
     first = added(tmp_path / "a", *logs)
     again = added(tmp_path / "b", *reversed(logs), logs[0])

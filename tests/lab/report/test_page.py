@@ -43,6 +43,7 @@ return [document.documentElement.scrollWidth, innerWidth, wide.map(e => e.outerH
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "height", "mobile"), [(1280, 900, False), (390, 844, True)], ids=["desktop", "phone"]
 )

@@ -93,6 +93,7 @@ def test_scheduled_options_follow_the_share_of_the_run(tmp_path):
         scheduled("x@0.5", 0)
 
 
+@pytest.mark.slow
 def test_observed_statistics_see_labels_that_are_sampled_from_the_model(tmp_path):
     options = {"statistics": "observe", "optimizer": "shampoo"}
     log = trained(tiny(**options), tmp_path / "a")
