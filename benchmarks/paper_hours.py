@@ -16,7 +16,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from eshampoo.engine import EigenbasisOptimizer
-from eshampoo.lab.catalogue import WORKLOADS
+from eshampoo.lab.catalogue import workload
 from eshampoo.lab.data import Batch
 from eshampoo.lab.figures.appendix import APPENDIX
 from eshampoo.lab.figures.catalogue import PAPERS, Figure
@@ -26,24 +26,28 @@ from eshampoo.lab.run.runs import Run
 
 RATE = 8e12  # an A100 at 40 % of its 19.5e12 in float32
 EIGH_RATE = 3e11  # our guess: decompositions are latency-bound
-ONE_EXAMPLE: Mapping[str, tuple[int, ...]] = {"mri-unet": (1, 320, 320), "text-llama": (2048,)}
-OUTPUTS: Mapping[str, int] = {"mri-unet": 1, "text-llama": 32_768}
+LLAMAS = ("text-llama", "text-llama-c4")
+ONE_EXAMPLE: Mapping[str, tuple[int, ...]] = {
+    "mri-unet": (1, 320, 320),
+    **dict.fromkeys(LLAMAS, (2048,)),
+}
+OUTPUTS: Mapping[str, int] = {"mri-unet": 1, **dict.fromkeys(LLAMAS, 32_768)}
 NOT_COUNTED = ("molecules-gnn",)  # a batch of graphs has no shape before it is there
 
 
-def example(workload: str) -> Batch:
+def example(name: str) -> Batch:
     """Return one example on the meta device."""
-    shape = ONE_EXAMPLE.get(workload, (3, 224, 224))
-    if workload == "text-llama":
+    shape = ONE_EXAMPLE.get(name, (3, 224, 224))
+    if name in LLAMAS:
         tokens = torch.zeros(1, *shape, dtype=torch.int64)
         return tokens, tokens
     image = torch.zeros(1, *shape)
-    return (image, image) if workload == "mri-unet" else (image, torch.zeros(1, dtype=torch.int64))
+    return (image, image) if name == "mri-unet" else (image, torch.zeros(1, dtype=torch.int64))
 
 
 def work(run: Run) -> tuple[float, float]:
     """Return the seconds of a run without a basis, and those of all bases at all of its checks."""
-    row = WORKLOADS[run.workload]
+    row = workload(run.workload)
     setting = row.settings["paper"]
     with torch.device("meta"):
         model = setting.model(OUTPUTS.get(run.workload, 10))

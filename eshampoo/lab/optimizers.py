@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -65,7 +66,9 @@ def check_options(name: str, options: Mapping[str, Option]) -> None:
         parameter = nn.Parameter(torch.zeros(2, 2))
         parameter.grad = torch.zeros(2, 2)
         try:
-            construct(name, [("weight", parameter)], options, share).step(lambda: 0.0)
+            with warnings.catch_warnings():  # of one parameter, which is none of the user's
+                warnings.simplefilter("ignore", UserWarning)
+                construct(name, [("weight", parameter)], options, share).step(lambda: 0.0)
         except (TypeError, ValueError, RuntimeError, AssertionError, OverflowError) as error:
             raise refusal(name, error) from error
 
