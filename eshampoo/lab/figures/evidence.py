@@ -7,17 +7,17 @@ rates while the best is at an edge. What counts is five fresh seeds at the best 
 from collections.abc import Mapping
 
 from eshampoo.lab.figures.catalogue import Curve, Figure, Panel
-from eshampoo.lab.figures.defaults import DEFAULT, DEFAULTS, RATES, STEPS
+from eshampoo.lab.figures.defaults import CHOICE_RATES, DEFAULT, DEFAULTS, RATES, STEPS
 from eshampoo.lab.optimizers import Option
 from eshampoo.lab.run.runs import Scale
 
 PROBLEMS: Mapping[str, tuple[float, ...]] = {
     **{name: RATES[name] for name in ("digits-vit", "imagewoof-vit", "molecules-gnn", "mri-unet")},
-    "text-char": (1e-3, 3e-3, 1e-2),
+    "text-char": CHOICE_RATES["text-char"],
     "pinn-poisson": (1e-3, 3e-3, 1e-2),
 }
 # Shorter than the workloads' own runs, so that five hundred of them fit into a day of one core.
-LENGTHS = {**STEPS, "text-char": 500, "pinn-poisson": 1000}
+LENGTHS = {**STEPS, "pinn-poisson": 1000}
 
 
 def methods(workload: str) -> tuple[Curve, ...]:
