@@ -99,6 +99,7 @@ def summary(problems: Sequence[Problem]) -> list[str]:
     ahead = [p.name for p, g in ours if apart(g, p.fresh["SOAP"]) >= LEVEL]
     lower = [p.name for p, g in ours if apart(g, p.adamw) >= LEVEL]
     near = [p.name for p in problems if transfer(p)[1] <= (1 + NEAR) * transfer(p)[2]]
+    beaten = [f"{', '.join(names)} on {p.name}" for p, g in ours if (names := lower_than(g, p))]
     count = len(problems)
 
     def told(names: Sequence[str]) -> str:
@@ -109,6 +110,16 @@ def summary(problems: Sequence[Problem]) -> list[str]:
         f"- It ends lower than SOAP on {told(ahead)}, higher on {told(behind)}.",
         f"- It reaches AdamW's final loss in at most half of the steps on {told(halves)}.",
         f"- At AdamW's best rate it is within {NEAR:.0%} of its own best loss on {told(near)}.",
+        f"- Lower than EShampoo, where it loses: {'; '.join(beaten) or 'none'}.",
+    ]
+
+
+def lower_than(group: Group, problem: Problem) -> list[str]:
+    """Return the methods of a problem that end lower than a group, by z."""
+    return [
+        f"{label} (z = {-z:.1f})"
+        for label, other in problem.fresh.items()
+        if other is not group and (z := apart(group, other)) <= -LEVEL
     ]
 
 

@@ -13,6 +13,7 @@ from eshampoo.lab.figures import study as study_module
 from eshampoo.lab.figures.catalogue import Curve, Figure, Panel
 from eshampoo.lab.figures.evidence import EVIDENCE
 from eshampoo.lab.figures.reproduce import MOST_RATES, carried_over, extended, plan, repeated
+from eshampoo.lab.figures.page import Problem, lower_than
 from eshampoo.lab.figures.standing import shares, way
 from eshampoo.lab.report.compare import Group
 
@@ -49,6 +50,12 @@ def test_the_way_to_a_target_is_a_share_of_the_whole_run_of_adamw():
     assert (steps.mean, steps.error, seconds.mean) == (0.53, 0, pytest.approx(1.59))
     never, _ = shares(ended([1.0, 1.6]), adamw)
     assert (never.mean, str(never)) == (math.inf, "–")
+
+
+def test_the_page_says_who_ends_lower():
+    ours, near = ended([1.0, 1.1, 1.2]), ended([0.9, 1.1, 1.2])
+    fresh = {"EShampoo": ours, "SOAP": near, "Muon": ended([0.5, 0.51]), "AdamW": ended([3.0, 3.1])}
+    assert lower_than(ours, Problem("x", {}, fresh)) == ["Muon (z = 10.3)"]
 
 
 def outcome(points, loss):
