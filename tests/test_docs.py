@@ -17,7 +17,7 @@ MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for package in ("eshampoo", "benchmarks")
     for path in sorted((ROOT / package).rglob("*.py"))
-    if ">>>" in path.read_text()
+    if ".venv" not in path.parts and ">>>" in path.read_text()
 ]
 # Pages whose code runs from top to bottom. The others show lines of scripts that are run elsewhere:
 # recipes those of examples/ (tests/recipes), docs/distributed.md those that need ranks.

@@ -12,8 +12,8 @@ from eshampoo.lab.cli import main
 from eshampoo.lab.figures import study as study_module
 from eshampoo.lab.figures.catalogue import Curve, Figure, Panel
 from eshampoo.lab.figures.evidence import EVIDENCE
-from eshampoo.lab.figures.reproduce import MOST_RATES, carried_over, extended, plan, repeated
 from eshampoo.lab.figures.page import Problem, lower_than
+from eshampoo.lab.figures.reproduce import MOST_RATES, carried_over, extended, plan, repeated
 from eshampoo.lab.figures.standing import shares, way
 from eshampoo.lab.report.compare import Group
 
