@@ -123,10 +123,16 @@ def lower_than(group: Group, problem: Problem) -> list[str]:
     ]
 
 
+def processors(problem: Problem) -> list[str]:
+    """Return the kinds of processors that the runs on fresh seeds had."""
+    logs = [log for group in problem.fresh.values() for log in group.logs]
+    return sorted({log.header["environment"]["processor"] for log in logs})
+
+
 def page(problems: Sequence[Problem], figure: Figure, command: str, left_out: Sequence[str]) -> str:
     """Write the page, with the command that writes it again."""
     seeds = len(problems[0].adamw.logs)
-    first = problems[0].adamw.logs[0].header["environment"]
+    torch_version = problems[0].adamw.logs[0].header["environment"]["torch"]
     lines = [
         f"# {figure.title}",
         "",
@@ -140,8 +146,9 @@ def page(problems: Sequence[Problem], figure: Figure, command: str, left_out: Se
         "",
         f"    {command}",
         "",
-        f"torch {first['torch']}, {first['processor']}. This page is written by that command from"
-        " the logs in results/.",
+        f"torch {torch_version}. This page is written by that command from the logs in results/."
+        " CPU seconds also depend on the processor and on what else it does: where the runs of a"
+        " problem are of two kinds of processors, a difference of a fifth means nothing.",
         "",
         f"![steps and CPU seconds to AdamW's loss]({figure.name}.png)",
         "",
@@ -154,7 +161,7 @@ def page(problems: Sequence[Problem], figure: Figure, command: str, left_out: Se
             f"## {problem.name}",
             "",
             f"{log.header['parameters']:,} parameters, {log.run.steps} steps, batch"
-            f" {log.header['setting']['batch']}.",
+            f" {log.header['setting']['batch']}; on {' and '.join(processors(problem))}.",
             "",
             *problem_table(problem),
             "",
