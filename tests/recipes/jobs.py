@@ -72,6 +72,8 @@ def stops_and_resumes(name):
     def job(folder):
         said = ["--folder", str(folder), "--steps", "40"]
         first = example(name, *said, "--stop-after", "24")(folder)
+        # At the port of the first run, one rank might find the other before that has left.
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
         second = example(name, *said)(folder)
         if os.environ["RANK"] == "0":
             assert "step 20" in first

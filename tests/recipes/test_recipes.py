@@ -10,8 +10,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import suppress
 from copy import deepcopy
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -64,16 +64,19 @@ def selected(request, test):
     ]
 
 
-def free_port():
-    """A port that nobody has, and that no connection gets by chance before the job starts.
+def free_ports(count):
+    """The first of two neighbouring ports for each job, which nobody has.
 
-    The system gives connections ports from 32768 on.
+    No connection gets them by chance before the job starts: the system gives connections ports from
+    32768 on.
     """
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("localhost", port))
-            return port
-    raise OSError("no free port among a hundred")
+    tried = random.sample(range(20_000, 32_000, 2), 10 * count)
+    return list(islice((port for port in tried if is_free(port) and is_free(port + 1)), count))
+
+
+def is_free(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("localhost", port)) != 0
 
 
 def run(jobs, ranks, folder):
@@ -96,7 +99,8 @@ def fine(answer):
 
 def run_to_failure(jobs, ranks, folder):
     """Run jobs up to the first that fails on some rank; the answers of each rank."""
-    meetings, processes = [f"{job}:{free_port()}" for job in jobs], []
+    ports = free_ports(len(jobs))
+    meetings, processes = [f"{job}:{port}" for job, port in zip(jobs, ports, strict=True)], []
     paths = [folder / f"answers-{len(jobs)}-{rank}.json" for rank in range(ranks)]
     for rank, path in enumerate(paths):
         world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
