@@ -9,7 +9,9 @@ LEVEL = 2.0  # two methods are level if |z| is smaller
 
 def standard_error(values: Sequence[float]) -> float:
     """Return the standard error of a mean; one value has none."""
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return math.nan
+    return stdev(values) / math.sqrt(len(values))
 
 
 def significance(ours: Sequence[float], theirs: Sequence[float]) -> float:
