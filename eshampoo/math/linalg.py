@@ -17,6 +17,9 @@ GRAM_ROWS, GRAM_COLUMNS = 384, 256
 # a, b, c of the quintic Newton–Schulz iteration, chosen for a steep slope at zero (Jordan, 2024).
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
+# On how many vectors a matrix is tried, and what of (VᵀV − I)x is more than rounding.
+PROBES, NOT_ORTHOGONAL = 4, 1e-3
+
 # Whole numbers as wide as those of the state: 0 times the bits of NaN is 0, which 0 · NaN is not.
 # masked_fill_ takes five times as long.
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -83,6 +86,16 @@ def orthonormalize(Q: Tensor) -> Tensor:
     """One Newton–Schulz step Q(3I − QᵀQ)/2: squares a small departure from orthogonality."""
     QtQ = torch.bmm(Q.transpose(1, 2), Q)
     return torch.baddbmm(Q, Q, QtQ, beta=1.5, alpha=-0.5)
+
+
+def are_orthogonal(V: Tensor) -> Tensor:
+    """Whether VᵀV = I for each of a stack [K], seen on a few vectors x: VᵀVx = x, in d² work.
+
+    LAPACK can return matrices that are not, without an error: MKL's SVD does in float32.
+    """
+    d = V.shape[-1]
+    x = torch.arange(d * PROBES, dtype=V.dtype, device=V.device).square_().cos_().view(d, PROBES)
+    return ((V.transpose(1, 2) @ (V @ x) - x).abs() <= NOT_ORTHOGONAL).flatten(1).all(1)
 
 
 def polar_factor(X: Tensor, iterations: int) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its __all__
 
-from .linalg import diagonal, put_, take
+from .linalg import are_orthogonal, diagonal, put_, take
 
 # A direction whose overlap σ with all slots is below this has none that it is near to.
 APART = 1e-4
@@ -48,13 +48,24 @@ Rule = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def _settled(V: Tensor, members: list[int], rule: Rule, null: Tensor, old: Tensor | None) -> Tensor:
-    """V with the rule carried out for some members."""
-    try:
-        if len(members) == len(V):
-            return rule(V, null, old)
-        found = rule(V[members], null[members], None if old is None else old[members])
-    except LinAlgError:  # any basis of the null space diagonalises Λ̂: keep the solver's
+    """V with the rule carried out for some members, in float64 if it goes wrong in float32.
+
+    If that goes wrong too, V stays: any basis of the null space diagonalises Λ̂.
+    """
+    every = len(members) == len(V)
+    some = V if every else V[members]
+    marked, places = null[members], None if old is None else old[members]
+    for dtype in (V.dtype, torch.float64):
+        try:
+            found = rule(some.to(dtype), marked, places).to(V.dtype)
+        except LinAlgError:
+            continue
+        if bool(are_orthogonal(found).all()):
+            break
+    else:
         return V
+    if every:
+        return found
     V = V.clone()
     V[members] = found
     return V

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its __all__
 
-from .linalg import criterion, diagonal, mode_product, put_, take
+from .linalg import are_orthogonal, criterion, diagonal, mode_product, put_, take
 from .null_space import isolate_, overlapping, settle
 from .ways import CHOSEN, decompose
 
@@ -116,9 +116,9 @@ def eigenvectors(
     """
     try:
         eigenvalues, V = decompose(A) if CHOSEN else torch.linalg.eigh(A)
-        finite = V.flatten(1).sum(1).isfinite()  # NaN or Inf anywhere shows in the sum
         zeros = vanishing(eigenvalues, largest).sum(1)
-        sound, nullity = torch.stack([finite.long(), zeros]).tolist()  # one copy to the host
+        # One copy to the host.
+        sound, nullity = torch.stack([are_orthogonal(V).long(), zeros]).tolist()
     except LinAlgError:
         eigenvalues, V = A.new_zeros(A.shape[:2]), torch.zeros_like(A)
         sound, nullity = [0] * A.shape[0], [0] * A.shape[0]
@@ -131,7 +131,7 @@ def eigenvectors(
                 w, V_k = torch.linalg.eigh(B)
             except LinAlgError:
                 continue
-            if bool(torch.isfinite(V_k).all()):
+            if bool(are_orthogonal(V_k.unsqueeze(0))):
                 eigenvalues[k], V[k] = w, V_k
                 top = None if largest is None else largest[k : k + 1]
                 nullity[k] = int(vanishing(eigenvalues[k : k + 1], top).sum())

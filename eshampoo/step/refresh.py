@@ -230,14 +230,14 @@ def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) 
     mode, counters = check.mode, check.task.bucket.counters
     state = check.state.narrow(run.start, run.stop)
     turning = state.turning
+    along: list[tuple[Tensor, Change]] = []  # the G̃ that wait for their basis
+    for task, part, G, _ in waiting if turning else ():
+        start, stop = max(run.start, part.start), min(run.stop, part.stop)
+        if task is check.task and start < stop:
+            here = _narrowed(change, start - run.start, stop - run.start)
+            along.append((G[start - part.start : stop - part.start], here))
     pairs = changed(state, turning, mode, change, check.task.options)
-    if turning:
-        for task, part, G, _ in waiting:  # the G̃ that wait for their basis move along
-            start, stop = max(run.start, part.start), min(run.stop, part.stop)
-            if task is check.task and start < stop:
-                here = _narrowed(change, start - run.start, stop - run.start)
-                its_G = G[start - part.start : stop - part.start]
-                pairs.append((its_G, turned(its_G, mode, here.V, here.subset)))
+    pairs += [(G, turned(G, mode, here.V, here.subset)) for G, here in along]
     entries = [check.entry(position) for position in range(run.start, run.stop)]
     after = [counters.computations[entry] + 1 for entry in entries]
     every = 1 if check.state.lean else REORTHONORMALIZE

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eshampoo.math import null_space, solvers
+from eshampoo.math.linalg import are_orthogonal
 
 
 def deficient(count, d, rank, seed):
@@ -150,3 +151,52 @@ def test_every_solver_finds_the_same_change_when_the_factor_is_disturbed(solver,
     V = whole(one, d)
     assert_close(V.mT @ V, torch.eye(d, dtype=V.dtype).expand_as(V), 1e-12)
     assert_close(V.mT @ A @ V, one.factor, 1e-11)
+
+
+# Libraries that go wrong without a word -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [3, 9])  # of 12: the rule by the null space, and by the rest
+@pytest.mark.parametrize("wrong", [torch.float32, None])
+def test_a_wrong_svd_is_made_again_in_float64_or_the_solvers_basis_stays(monkeypatch, n, wrong):
+    """As MKL's in float32: no error, and U is not orthogonal. None: in every precision."""
+    V, null = orthogonal(2, 12, 0).float(), torch.arange(12).expand(2, 12) < n
+    expected = null_space.settle(V, null, [n, n])
+    svd = torch.linalg.svd
+
+    def spoilt(A):
+        U, sigma, Xt = svd(A)
+        return (U if wrong not in (A.dtype, None) else U * 1.5), sigma, Xt
+
+    monkeypatch.setattr(torch.linalg, "svd", spoilt)
+    found = null_space.settle(V, null, [n, n])
+    assert_close(found, V if wrong is None else expected, 1e-5)
+    assert (V - expected).abs().max() > 0.1
+
+
+def test_eigenvectors_that_are_not_orthogonal_are_computed_again_in_float64(monkeypatch):
+    A, eigh = deficient(3, 8, 8, 0).float(), torch.linalg.eigh
+
+    def spoilt(B):
+        eigenvalues, V = eigh(B)
+        if B.dtype == torch.float32:
+            V[1, :, 2] += 0.01 * V[1, :, 3]
+        return eigenvalues, V
+
+    monkeypatch.setattr(torch.linalg, "eigh", spoilt)
+    _, V, failed, _ = solvers.eigenvectors(A)
+    assert failed == []
+    assert_close(V.mT @ V, torch.eye(8).expand_as(A), 1e-5)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    d=st.integers(1, 40), seed=st.integers(0, 999), dtype=st.sampled_from(["float32", "float64"])
+)
+def test_a_matrix_that_is_not_orthogonal_is_seen(d, seed, dtype):
+    V = orthogonal(2, d, seed).to(getattr(torch, dtype))
+    assert are_orthogonal(V).tolist() == [True, True]
+    i, j = torch.randint(d, (2,), generator=torch.Generator().manual_seed(seed)).tolist()
+    V[1, :, i] *= 1.01
+    V[0, i, j] = float("nan")
+    assert are_orthogonal(V).tolist() == [False, False]
