@@ -1,4 +1,4 @@
-"""The figures and tables of the paper's appendix; the results lack the runs of the last one.
+"""The figures and tables of the paper's appendix; the results have those of the patterns.
 
 Where F or the size of blocks does not follow the rule of ``catalogue.py``, the values of each scale
 are written out.
