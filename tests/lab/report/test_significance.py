@@ -20,3 +20,8 @@ def test_z_is_the_difference_of_means_over_its_standard_error():
 def test_z_has_a_word():
     words = {2.1: "lower", -2.1: "higher", 1.9: "level", -1.9: "level", math.nan: "–"}
     assert {z: word(z) for z in words} == words
+
+
+def test_runs_that_diverged_have_no_standard_error():
+    assert math.isnan(standard_error([1.0, math.inf]))
+    assert math.isnan(standard_error([1.0]))
