@@ -259,7 +259,8 @@ VARIANTS: Mapping[str, Workload] = {
     row.name: row
     for row in (
         varied(DIGITS_VIT, "digits-vit-batch-16", "digits in batches of 16", {}, batch=16),
-        varied(DIGITS_VIT, "digits-vit-batch-256", "digits in batches of 256", {}, batch=256),
+        varied(DIGITS_VIT, "digits-vit-batch-512", "digits in batches of 512", {}, batch=512),
+        varied(IMAGEWOOF_VIT, "imagewoof-vit-batch-16", "dogs in batches of 16", {}, batch=16),
         replace(TEXT_LLAMA, name="text-llama-c4", title="tokens of C4", locate=text.locate_c4),
         varied(
             TEXT_CHAR,

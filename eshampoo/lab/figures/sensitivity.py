@@ -6,12 +6,15 @@ They compare EShampoo with AdamW and SOAP, and write out its defaults, as ``defa
 from collections.abc import Mapping, Sequence
 
 from eshampoo.lab.figures.catalogue import Curve, Figure, Panel
-from eshampoo.lab.figures.defaults import DEFAULT, RATES, STEPS
+from eshampoo.lab.figures.defaults import CHOICE_RATES, DEFAULT, RATES, STEPS
 from eshampoo.lab.optimizers import Option
 from eshampoo.lab.run.runs import Scale
 
 BETAS = (0.9, 0.95, 0.99, 0.999)
-BATCHES = (16, 64, 256)
+RULES: tuple[Option, ...] = ("auto", 1, 10)
+# By workload, the sizes of a batch; the workload of a size that is not its own is a variant.
+BATCHES = {"digits-vit": (16, 64, 512), "imagewoof-vit": (16, 128)}
+OWN_BATCH = {"digits-vit": 64, "imagewoof-vit": 128}
 WIDTHS, LENGTHS = (64, 128), (400, 1600)
 
 
@@ -20,28 +23,28 @@ def rivals(rates: Sequence[float]) -> tuple[Curve, ...]:
     tried: Mapping[Scale, tuple[float, ...]] = {"small": tuple(rates), "tiny": tuple(rates[:1])}
     return (
         Curve("AdamW", "adamw", rates=tried),
-        Curve("SOAP, F = 10", "soap", {"frequency": 10}, rates=tried),
+        Curve("SOAP", "soap", {"frequency": 10}, rates=tried),
         Curve("EShampoo", "eshampoo", DEFAULT, rates=tried),
     )
 
 
-def check_rules(beta2: float) -> tuple[Curve, ...]:
-    """Return EShampoo with three rules of when to check, and SOAP, at one β2."""
+def check_rules(workload: str, beta2: float) -> Panel:
+    """Compare three rules of when to check for EShampoo and SOAP at one β2."""
     betas: Option = (0.9, beta2)
-    middle = RATES["imagewoof-vit"][1:2]
+    middle = CHOICE_RATES[workload][1:2]
     rates: Mapping[Scale, tuple[float, ...]] = {"small": middle, "tiny": middle}
-    rules: tuple[Option, ...] = ("auto", 1, 10)
-    ours = [
-        Curve(f"F = {f}", "eshampoo", {**DEFAULT, "betas": betas, "frequency": f}, rates=rates)
-        for f in rules
-    ]
-    soap: Mapping[str, Option] = {"frequency": 10, "betas": betas}
-    return (*ours, Curve("SOAP, F = 10", "soap", soap, rates=rates))
+    curves = tuple(
+        Curve(f"{name}, F = {f}", optimizer, {**own, "betas": betas, "frequency": f}, rates=rates)
+        for name, optimizer, own in (("EShampoo", "eshampoo", DEFAULT), ("SOAP", "soap", {}))
+        for f in RULES
+    )
+    length: Mapping[Scale, int] = {"small": STEPS[workload]}
+    return Panel(f"{workload}, β2 = {beta2:g}", workload, curves, "step", steps=length)
 
 
-def sized(batch: int) -> str:
-    """Return the name of the digits workload with a batch of this size; 64 is its own."""
-    return "digits-vit" if batch == 64 else f"digits-vit-batch-{batch}"
+def sized(workload: str, batch: int) -> str:
+    """Return the name of a workload with a batch of this size."""
+    return workload if batch == OWN_BATCH[workload] else f"{workload}-batch-{batch}"
 
 
 def wide(width: int) -> str:
@@ -52,16 +55,11 @@ def wide(width: int) -> str:
 BETA2 = Figure(
     name="beta2",
     title="β2, and when a basis is looked at",
-    note="Final loss of EShampoo with checks by novelty, at every step and at every tenth, and of"
-    " SOAP, over β2: does the rule without a number hold for every memory of the averages?",
+    note="Final loss of EShampoo and SOAP with checks by novelty, at every step and at every tenth,"
+    " over β2: does the rule without a number hold for every memory of the averages?",
     panels=tuple(
-        Panel(
-            f"β2 = {beta2:g}",
-            "imagewoof-vit",
-            check_rules(beta2),
-            "step",
-            steps={"small": STEPS["imagewoof-vit"]},
-        )
+        check_rules(workload, beta2)
+        for workload in ("imagewoof-vit", "text-char")
         for beta2 in BETAS
     ),
     seeds=1,
@@ -69,19 +67,21 @@ BETA2 = Figure(
 BATCH = Figure(
     name="batch",
     title="The size of a batch",
-    note="Loss by steps with batches of 16, 64 and 256, each method at the best of three learning"
-    " rates: does the gain in steps depend on the batch?",
+    note="Loss by steps with small and large batches, each method at three learning rates and more"
+    " while the best is at an edge: does the gain in steps depend on the batch?",
     panels=tuple(
         Panel(
-            f"batch {batch}",
-            sized(batch),
-            rivals(RATES["digits-vit"]),
+            f"{workload}, batch {batch}",
+            sized(workload, batch),
+            rivals(RATES[workload]),
             "step",
-            steps={"small": 300},
+            steps={"small": STEPS[workload]},
         )
-        for batch in BATCHES
+        for workload, batches in BATCHES.items()
+        for batch in batches
     ),
     seeds=2,
+    extend=True,
 )
 HORIZON = Figure(
     name="horizon",
