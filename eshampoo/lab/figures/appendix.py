@@ -79,6 +79,7 @@ BETA3 = Figure(
     " values; these are ours.",
     panels=tuple(decoupled(frequency) for frequency in (1, 50, 200)),
     seeds=2,
+    steps={"small": 300},
 )
 
 # What the winning Shampoo submission to AlgoPerf has for the paper's three workloads.

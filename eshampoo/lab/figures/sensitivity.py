@@ -15,7 +15,7 @@ RULES: tuple[Option, ...] = ("auto", 1, 10)
 # By workload, the sizes of a batch; the workload of a size that is not its own is a variant.
 BATCHES = {"digits-vit": (16, 64, 512), "imagewoof-vit": (16, 128)}
 OWN_BATCH = {"digits-vit": 64, "imagewoof-vit": 128}
-WIDTHS, LENGTHS = (64, 128), (400, 1600)
+WIDTHS, LENGTHS = (64, 128), (500, 1500)
 
 
 def rivals(rates: Sequence[float]) -> tuple[Curve, ...]:
