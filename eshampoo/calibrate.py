@@ -1,6 +1,6 @@
-"""Find the fastest way of `eigh` on a machine: `python -m eshampoo.calibrate [--device cuda]`.
+"""Find the fastest way to run `eigh` here: `python -m eshampoo.calibrate [--device cuda]`.
 
-It takes some seconds. It prints a table, and the call of `use_eigh` that a program should make
+It takes a few seconds, and prints a table and the call of `use_eigh` that a program should make
 once, before its first step.
 """
 
@@ -22,7 +22,7 @@ COUNT = 8  # matrices of each size
 
 
 def factors(count: int, size: int, device: str) -> Tensor:
-    """Nearly diagonal matrices, as factors in their bases are."""
+    """Nearly diagonal matrices, like factors in their bases."""
     generator = torch.Generator().manual_seed(0)
     X = 0.05 * torch.randn(count, size, size, generator=generator)
     values = torch.logspace(-6, 0, size)
@@ -32,7 +32,7 @@ def factors(count: int, size: int, device: str) -> Tensor:
 def measure(size: int, device: str, seconds: float, count: int = COUNT) -> dict[Way, float]:
     """The shortest time of each way for a stack of matrices of this size, in seconds.
 
-    After a round that does not count, the ways take turns until the time is over.
+    After a warm-up round, the ways take turns until the time is up.
     """
     A = factors(count, size, device)
     ways: list[Way] = [way for way in get_args(Way) if way != "host" or A.device.type != "cpu"]
@@ -51,7 +51,7 @@ def measure(size: int, device: str, seconds: float, count: int = COUNT) -> dict[
 
 
 def setting(found: dict[int, dict[Way, float]]) -> dict[int, Way]:
-    """The fastest way up to each size; neighbours share an entry, and ties go to "batched".
+    """The fastest way up to each size; equal neighbours share an entry, ties go to "batched".
 
     >>> setting({32: {"batched": 1.0, "single": 2.0}, 64: {"batched": 1.0, "single": 1.5}})
     {64: 'batched'}

@@ -1,7 +1,7 @@
 """When the criterion is evaluated: every F steps, or when enough of a factor's average is new.
 
-Legend: a check at step s, the next one n steps later; β is β2, ν the novelty that is asked for. A
-block with phase φ ∈ [0, 1) is checked ⌊φn⌋ steps earlier, so that checks are spread over the gap.
+Legend: a check at step s, the next one n steps later; β is β2, ν is the option `novelty`. A block
+with phase φ ∈ [0, 1) is checked ⌊φn⌋ steps earlier, so that checks are spread over the gap.
 """
 
 import math
@@ -9,14 +9,14 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-# Up to this step, while averages change quickly, all blocks are checked at once.
+# Up to this step, while averages change quickly, all blocks are checked at the same steps.
 AT_ONCE = 20
 
 
 def is_now(step: int, check: int, gap: int, phase: float) -> bool:
-    """Whether a block with this phase is checked at a step, where others are at `check`.
+    """Whether a block with this phase is checked at `step`, if phase 0 is checked at `check`.
 
-    The one before was `gap` steps before.
+    The check before that was `gap` steps earlier.
     """
     early = int(phase * gap) if check - gap >= AT_ONCE else 0
     return step == check - early
@@ -35,13 +35,13 @@ class Every:
 
 @dataclass(frozen=True)
 class WhenNew:
-    """Checks at t = 1, and whenever the share ν of a factor's average came after the last check.
+    """Checks at t = 1, and whenever the share ν of a factor's average is new since the last check.
 
         ρ(s, t) = 1 − β^{t−s} (1 − β^s) / (1 − β^t) ≥ ν,      a sum (β = 1): ρ = 1 − s/t
 
     With n = t − s this is β^n (1 − νβ^s) ≤ 1 − ν. The steps depend on β and ν alone, so ranks and
-    resumed runs agree on them without any state. The first gradient of a method that does not
-    count it, t = 0, is a check too.
+    resumed runs agree on them without any state. If a method does not count its first gradient
+    (t = 0), that gradient is a check too.
 
     >>> checks = when_new(0.999, 0.1)
     >>> [t for t in range(1, 40) if checks(t)]
@@ -52,7 +52,7 @@ class WhenNew:
     novelty: float
     _steps: list[int] = field(
         default_factory=lambda: [1], init=False, repr=False, compare=False
-    )  # of the checks, as far as anybody has asked
+    )  # the steps of the checks found so far
 
     def __call__(self, step: int, phase: float = 0.0) -> bool:
         if step <= 1:
@@ -62,7 +62,7 @@ class WhenNew:
         steps = self._steps
         while (last := steps[-1]) < step:
             gap = self._gap(last)
-            if self.beta < 1 and self.beta**last < 1e-9:  # the gap does not grow any more
+            if self.beta < 1 and self.beta**last < 1e-9:  # the gap no longer grows
                 return is_now(step, step + (last - step) % gap, gap, phase)
             steps.append(last + gap)
         at = bisect_left(steps, step)
@@ -77,10 +77,10 @@ class WhenNew:
             gap = last * novelty / (1 - novelty)
         else:
             log = math.log(beta)
-            old = -math.expm1(last * log)  # 1 − β^s, also for β next to 1
+            old = -math.expm1(last * log)  # 1 − β^s, accurate also for β near 1
             gap = math.log1p(-novelty * old / (1 - novelty * beta**last)) / log
         return max(1, math.ceil(gap * (1 - 1e-12) - 1e-9))
 
 
-# Steps that were once found are kept, for some pairs (β, ν): both may change at any step.
+# Keeps the steps found so far for the last 64 pairs (β, ν): both may change at any step.
 when_new = lru_cache(maxsize=64)(WhenNew)

@@ -1,4 +1,4 @@
-"""The documentation of a class: the text of `Options`, cut down to the keywords that it offers."""
+"""The documentation of a class: the text of `Options`, reduced to the keywords of the class."""
 
 import re
 
@@ -9,7 +9,7 @@ ENTRY = re.compile(r"^        (\w+):.*\n(?: {12}.*\n)*", re.MULTILINE)
 
 
 def described(options: type[Options]) -> str:
-    """Every section of the text with an entry that is offered."""
+    """The sections of the text, with the entries of the keywords that these options offer."""
     own = {"params", *offered(options)}
     found = []
     for section in SECTION.finditer(Options.__doc__ or ""):

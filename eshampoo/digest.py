@@ -1,4 +1,4 @@
-"""A checksum of a state, for those who write files themselves."""
+"""A checksum of a state, for users who write their own files."""
 
 import ctypes
 import hashlib
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def digest(state: object) -> str:
     """The SHA-256 of a `state_dict`: of every name, number and bit of every tensor in it.
 
-    Save it beside the state, and compare after loading: `torch.load` finds no flipped bits. Devices
-    and the order of names do not count. Of a DTensor it is what this rank holds.
+    Save it beside the state, and compare after loading: `torch.load` does not notice flipped bits.
+    Devices and the order of names do not count. Of a DTensor, only what this rank holds counts.
     """
     total = hashlib.sha256()
     _add(total, state)
@@ -47,5 +47,5 @@ def _add(total: "_Hash", value: Any) -> None:  # noqa: ANN401 - whatever a state
     else:
         raise TypeError(
             f"a state holds a {type(value).__name__}, which has no digest; it must consist of "
-            "tensors, numbers, strings, None, lists and dictionaries: take it out before"
+            "tensors, numbers, strings, None, lists and dictionaries: take it out first"
         )

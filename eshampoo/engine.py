@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class EigenbasisOptimizer(Optimizer):
     """One step of any method of the table, for all parameters at once.
 
-    Abstract: the user's classes are in `optimizers.py`, and say which row and which options.
+    Abstract: the classes for users, in `optimizers.py`, name their row and their options.
     """
 
     method: ClassVar[Method]
@@ -42,26 +42,26 @@ class EigenbasisOptimizer(Optimizer):
 
     def __init__(self, params: ParamsT, options: Options) -> None:
         self._forget()
-        self._ready = False  # until all groups are there
-        self._warned = False  # of gradients that were skipped
+        self._ready = False  # until all groups have been added
+        self._warned = False  # whether the user was told of skipped gradients
         self._begun = False  # whether a step was taken or a state loaded
         self._calls = {"step": self.method.start, "observe": 0}  # the same on all ranks
         defaults = {name: getattr(options, name) for name in offered(self.options)}
-        self.options.of(defaults)  # refused before parameters are looked at, as in torch
+        self.options.of(defaults)  # checked before the parameters, as in torch
         entries: list[Any] = [] if isinstance(params, Tensor) else list(params)  # torch refuses []
         self._given = max(1, sum(isinstance(entry, dict) for entry in entries))  # param groups
         super().__init__(entries or params, {**defaults, "method": self.method.name})
         self._bond, self._ready = binding.bind(self.param_groups, self.state), True
 
     def _forget(self) -> None:
-        """The optimizer before it has any parameters."""
+        """Reset everything that is built from the parameters."""
         self._buckets: list[Bucket] = []
         self._batches: list[Batch] = []
-        self._shapes: list[dict[str, Any]] = []  # what the state of each group was laid out by
-        self._said, self._read = list[Any](), list[Options]()  # by the groups, when last read
+        self._shapes: list[dict[str, Any]] = []  # the options that shaped the state of each group
+        self._said, self._read = list[Any](), list[Options]()  # of all groups: raw, and as options
         self._known: dict[Any, Team] = {}  # by process group or mesh
-        self._teams: dict[Tensor, Team] = {}  # of the parameters that other ranks have a part in
-        self._voters: dict[Team, list[tuple[int, Tensor]]] = {}  # those without a basis, by team
+        self._teams: dict[Tensor, Team] = {}  # of parameters that other ranks have a part in
+        self._voters: dict[Team, list[tuple[int, Tensor]]] = {}  # sharded and without a basis
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, at any time; nothing changes if it is refused."""
@@ -84,11 +84,11 @@ class EigenbasisOptimizer(Optimizer):
         group = self.param_groups[index]
         names = self._names()
         o = self.options.of(group)
-        # Numbers of other libraries become Python's, which files can hold.
+        # Numbers of other libraries become Python numbers, which checkpoints can hold.
         group.update({name: getattr(o, name) for name in offered(self.options)})
         params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
         binding.check_kinds(group["params"], names)
-        teams: dict[Tensor, Team] = {}  # those of parameters that other ranks have a part in
+        teams: dict[Tensor, Team] = {}  # of parameters that other ranks have a part in
         if o.process_group is not None or any(map(is_sharded, params)):
             from .ranks.team import agreed_teams  # slow to import, so only where needed
 
@@ -112,7 +112,7 @@ class EigenbasisOptimizer(Optimizer):
             team.check_call(call, self._options(), read or team.device.type == "cpu")
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The param groups, each once: as torch's, `state_dict` allows one that is there twice."""
+        """The param groups, each once: like torch's, `state_dict` accepts a group listed twice."""
         return list({id(group): group for group in self.param_groups}.values())
 
     def _parameters(self) -> list[Tensor]:
@@ -124,13 +124,13 @@ class EigenbasisOptimizer(Optimizer):
     # ---------------------------------------------------------------- what it is bound to
 
     def _follow(self, groups: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Bind to what the param groups and `state` hold now, if it is not what it was."""
+        """Bind to what the param groups and `state` hold now, if that has changed."""
         groups = self.param_groups if groups is None else groups
         if not (self._same_tensors(groups) and self._same_entries()):
             self._rebind()
 
     def _same_tensors(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        # Every step asks, so loops over parameters are left to functions written in C.
+        # Every step calls this, so loops over parameters are left to functions written in C.
         bond, tensors = self._bond, [group["params"] for group in groups]
         return (
             [len(params) if isinstance(params, list) else None for params in tensors] == bond.sizes
@@ -151,7 +151,7 @@ class EigenbasisOptimizer(Optimizer):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _rebind(self) -> None:
-        """Take the state along to the tensors that are there now; nothing changes if refused."""
+        """Move the state to the tensors that the groups hold now; a refusal changes nothing."""
         heir_of = binding.heirs(self._bond, binding.as_lists_(self.param_groups), self._begun)
         edits = binding.read_edits(self._bond, self.state, heir_of)
         edits.take_()
@@ -163,7 +163,7 @@ class EigenbasisOptimizer(Optimizer):
         self._bond = binding.bind(self.param_groups, self.state)
 
     def _rebuild(self, heir_of: Mapping[Tensor, Tensor], edits: binding.Edits) -> None:
-        """Lay the state out anew, and fill it with what it was."""
+        """Lay out the state again, and fill in the old values."""
         before, names = dict(vars(self)), [group.get("param_names") for group in self.param_groups]
         kept = binding.carried(self._bond, self._buckets, heir_of, edits)
         histories = remembered(self._buckets)
@@ -184,7 +184,7 @@ class EigenbasisOptimizer(Optimizer):
         checkpoint.add_others_(self.state, {**extras, **others})
 
     def _build_all(self) -> None:
-        """The state of all groups, before their first gradient."""
+        """Build the state of all groups, as it is before their first gradient."""
         self._forget()
         self.state = defaultdict(dict)
         self._given = len(self.param_groups)
@@ -194,12 +194,12 @@ class EigenbasisOptimizer(Optimizer):
     # ---------------------------------------------------------------- the step
 
     @not_compiled
-    @torch.inference_mode(False)  # what is kept must not be an inference tensor
+    @torch.inference_mode(False)  # the state must not become inference tensors
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Take one step; a closure that evaluates the loss anew is called first."""
+        """Take one step; a closure, if given, is called first and evaluates the loss again."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -211,14 +211,14 @@ class EigenbasisOptimizer(Optimizer):
     @torch.inference_mode(False)
     @torch.no_grad()
     def observe(self) -> None:
-        """Let the factors, and D of EShampoo, see the gradients that are there; nothing moves.
+        """Let the factors, and D of EShampoo, see the current gradients; no parameter moves.
 
         For param groups with statistics="observe", whose `step()` leaves the factors alone.
         """
         self._see("observe")
 
     def _see(self, call: Statistics) -> None:
-        """See the gradients that are there, in a step or as an observation."""
+        """Take in the current gradients, in a step or as an observation."""
         self._follow()
         if self._bond.on_meta:
             binding.check_materialised(self._bond)
@@ -253,7 +253,7 @@ class EigenbasisOptimizer(Optimizer):
             raise_for(failures, self._names())
 
     def _options(self) -> list[Options]:
-        """What the param groups say; read anew if anything was written into them."""
+        """What the param groups say; read again if anything was written into them."""
         groups = [{**group, "params": None} for group in self._groups()]
         said = [x for group in groups for pair in group.items() for x in pair]
         unknown = list in map(type, said) or len(said) != len(self._said)  # a list may have changed
@@ -280,7 +280,7 @@ class EigenbasisOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state as tensors and numbers, safe for `torch.load(weights_only=True)`.
 
-        With shared work every rank must call it, and every rank gets the same entries.
+        If ranks share work, every rank must call this, and every rank gets the same entries.
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
@@ -305,7 +305,7 @@ class EigenbasisOptimizer(Optimizer):
         with damage.refused_together(self._known.values()):
             hooks = self._optimizer_load_state_dict_pre_hooks.values()
             state_dict = checkpoint.after_hooks(state_dict, self, hooks)
-        self._follow()  # hooks may have changed what there is
+        self._follow()  # hooks may have changed groups or state
         names, params = self._names(), self._parameters()
         with damage.refused_together(self._known.values()):
             groups = checkpoint.read_groups(state_dict, self.param_groups, self.method)
@@ -325,7 +325,7 @@ class EigenbasisOptimizer(Optimizer):
             post_hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For deepcopy and pickle: each parameter with values of its own, not views of stacks."""
+        """For deepcopy and pickle: each parameter has its own values, not views of stacks."""
         binding.check_copyable(self._known)
         self._follow()
         state = {key: checkpoint.apart(value) for key, value in self.state.items()}

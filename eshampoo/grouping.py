@@ -1,4 +1,4 @@
-"""Sort a model's parameters into ordinary param groups by kind, and name those of an optimizer."""
+"""Sort a model's parameters into ordinary param groups, and name an optimizer's parameters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +17,8 @@ def parameter_groups(
     """Sort a model's parameters into groups: matrices, vectors, embeddings and output head.
 
     Each group has the key "kind" and named parameters. A kind without parameters has no group. A
-    shared parameter, such as an output head tied to an embedding, is in the group of its first
-    kind: embeddings, then head, then by its number of dimensions.
+    parameter of several kinds, such as an output head tied to an embedding, goes to the first of
+    embeddings, vectors, head and matrices.
 
     Args:
         model: any module.
@@ -84,7 +84,7 @@ def name_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     if missing:
         raise ValueError(
             f"{missing[0]} is not in the model (nor are {len(missing) - 1} others); all must be: "
-            "pass the model that the optimizer trains, after it was wrapped or sharded"
+            "pass the model that the optimizer trains, as it is after wrapping or sharding"
         )
     for group in optimizer.param_groups:
         group["param_names"] = [names[p] for p in group["params"]]

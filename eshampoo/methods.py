@@ -30,7 +30,7 @@ class Method:
     sides: Callable[[Sequence[int], Options], cutting.Sides] = cutting.every_side
     # What a factor averages.
     statistic: Statistic = phases.gram
-    # What the scale D keeps beside the factors.
+    # What the scale D keeps besides the factors.
     keeps: Callable[[Options], tuple[str, ...]] = phases.second_moment
     # How the scale divides the momentum: D^{-p} ⊙ M̃.
     divide_: Divide = phases.eigenvalue_corrected_

@@ -111,12 +111,12 @@ class ShampooOptions(Options):
 
 @final
 class Shampoo(EigenbasisOptimizer):
-    """Shampoo; by default as it won AlgoPerf, with stale inverse roots and the step size of Adam.
+    """Shampoo; by default the AlgoPerf winner, with stale inverse roots and Adam's step size.
 
         U = L^{-1/4} M R^{-1/4},   W ← W − α ( U ‖U_graft‖_F / ‖U‖_F + λW )   (Eq. grafting)
 
     A block of order k has k factors, each raised to −1/(2k). The optimizer caches the inverse
-    roots, so that a step costs two thirds of EShampoo's matrix products.
+    roots, so a step costs two thirds of EShampoo's matrix products.
     """
 
     method, options = methods.SHAMPOO, ShampooOptions
@@ -143,7 +143,8 @@ class CASPR(EigenbasisOptimizer):
         U = (L^{-1/2} M + 2 L^{-1/4} M R^{-1/4} + M R^{-1/2}) / 4
           = Q_L ( ((λ_L^{-1/4} + λ_R^{-1/4})/2)² ⊙ (Q_LᵀMQ_R) ) Q_Rᵀ
 
-    with the eigenvalues of every step. For order k it is (Σ_i λ_i^{-1/(2k)} / k)^k.
+    The eigenvalues are those of the current step. For order k, the scale is
+    (Σ_i λ_i^{-1/(2k)} / k)^k.
     """
 
     method, options = methods.CASPR, CASPROptions
@@ -164,8 +165,8 @@ class SOAPOptions(EShampooOptions):
     budget: float | None = None
     rms: float | None = None
     solver: Solver = "power"
-    # SOAP's first gradient only builds the basis, and its basis changes after the update. Both
-    # belong to steps.
+    # SOAP's first gradient only builds the basis, and the basis changes after the update. Neither
+    # rule has a meaning for observations.
     statistics: Statistics = field(default="step", init=False)
     max_dim: int = 10000
     oversize: Oversize = "identity"
@@ -213,8 +214,9 @@ class KLShampoo(EigenbasisOptimizer):
         L ← β2 L + (1−β2)/n · G R⁻¹ Gᵀ,   R ← β2 R + (1−β2)/m · Gᵀ L⁻¹ G
         U = Q_L λ_L^{-1/2} ( Q_LᵀMQ_R ) λ_R^{-1/2} Q_Rᵀ
 
-    It adds 0.01 of their mean to all λ, also in R⁻¹ and L⁻¹, and starts with L = R = √(E G²)·I at
-    the first gradient. It needs no grafting, and no second moment of the parameter's size.
+    It adds 0.01 times their mean to all eigenvalues λ, also in R⁻¹ and L⁻¹, and starts with
+    L = R = √(E G²)·I at the first gradient. It needs no grafting, and no second moment of the
+    parameter's size.
     """
 
     method, options = methods.KL_SHAMPOO, KLShampooOptions
@@ -226,7 +228,7 @@ class KLShampoo(EigenbasisOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class FullMatrixAdamOptions(EShampooOptions):
-    """EShampoo's options for parameters that are one vector: nothing to merge or to split."""
+    """EShampoo's options without those that merge or split: each parameter is one vector."""
 
     vectors: Vectors = "full"
     graft: Graft | None = field(default=None, init=False)
@@ -256,7 +258,7 @@ class FullMatrixAdam(EigenbasisOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class MuonOptions(EShampooOptions):
-    """The options of `torch.optim.Muon`, without those of a basis, of D or of blocks."""
+    """Options with the defaults of `torch.optim.Muon`, without those of bases, D and blocks."""
 
     weight_decay: float = field(default=0.1, kw_only=False)
     momentum: float = 0.95
@@ -299,9 +301,9 @@ class Muon(EigenbasisOptimizer):
         W ← W − α ( 0.2 √max(m, n) · polar(M) + λW ),   M ← μM + (1−μ)G
 
     Newton–Schulz computes the polar factor in the precision of the state, for all layers of one
-    shape at a time. This is `torch.optim.Muon` with adjust_lr_fn="match_rms_adamw". It joins the
-    kernels of convolutions to their inputs. AdamW trains vectors, and groups with matrices="adam"
-    (use `parameter_groups` for embeddings and the head).
+    shape at a time. This is `torch.optim.Muon` with adjust_lr_fn="match_rms_adamw". The kernel of a
+    convolution is joined to its inputs. AdamW trains vectors, and groups with matrices="adam" (use
+    `parameter_groups` for embeddings and the head).
     """
 
     method, options = methods.MUON, MuonOptions

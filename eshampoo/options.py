@@ -99,8 +99,9 @@ class Options:
         sides: which sides of a matrix have a basis: "both", or only the "left", the "right" or the
             "smaller" one (one-sided Shampoo, ASGO). The other side then needs no products and no
             state. In a tensor with more dimensions "left" is the first one and "right" the last.
-        state: "full", or "lean" for little more than half of the memory: one triangle of each
-            factor, momentum in bfloat16 (rounded so that it does not stall) and bases in float16.
+        state: "full", or "lean", which takes little more than half of the memory: one triangle of
+            each factor, momentum in bfloat16 (rounded so that it does not stall) and bases in
+            float16.
         max_dim: the largest size of a block; larger dimensions are split into several blocks.
         process_group: the group of `torch.distributed` whose ranks share work and state.
         nonfinite: what to do with a gradient that has NaN or Inf. "skip" leaves its block out of
@@ -124,11 +125,11 @@ class Options:
         oversize: what to do with a dimension above max_dim: "split" it, or "identity" for no basis
             on that side.
         precision: the precision of the products of a step. "highest" is full float32 whatever the
-            process is set to (no TF32), and holds if one group asks for it. "inherit" follows the
-            process.
-        stagger: from step 20 on, spread the checks of blocks by their cost over the steps between
-            two checks, and with them the steps at which `budget` allows a basis, so that steps take
-            about the same time.
+            process is set to (no TF32), for the whole step if one group asks for it. "inherit"
+            follows the process.
+        stagger: from step 20 on, spread the checks of the blocks, by cost, over the steps between
+            two checks, so that all steps take about the same time. The steps at which `budget`
+            allows a basis are spread too.
         max_failures: raise an error after this many failed decompositions of a factor in a row.
 
     For the paper's experiments:
@@ -149,19 +150,20 @@ class Options:
         trace_scaling: divide by S = Tr L = Tr R; each factor takes the share Tr^{-(k-1)/k}.
         eigenvalues: "stale", frozen with the basis, or "fresh", diag Λ̂ at every check.
         exponent: p of D^{-p}; 1 for the statistics of the Fisher. Parameters under Adam keep 1/2.
-        statistics: which gradients the factors, and D of EShampoo, see: those of every "step", or
-            those present at `optimizer.observe()`, for instance of sampled labels (Tensor Normal
-            Training). Checks then count observations. Before the first one a block has no basis.
+        statistics: which gradients the factors, and D of EShampoo, see: with "step" the gradients
+            of every step, with "observe" those present at `optimizer.observe()`, for instance of
+            sampled labels (Tensor Normal Training). Checks then count observations, and a block
+            has no basis before its first one.
         beta3: β3, the averaging constant of D; None means β2.
         correction: what happens to D when a basis changes. "naive" keeps it (Algorithm 2);
-            "bounded" keeps it and cuts off what Adam could not reach in a basis that stands still;
+            "bounded" keeps it and clips entries that Adam could not reach in a fixed basis;
             "basis_aware" maps it by V^{⊙2} (appendix); "optimal" takes diag(QᵀAQ) from the full
             matrix A (Algorithm 1; blocks of at most 4096 elements).
         slots: which new column inherits which entry of D: "rank", as the solver orders them, or
             "match", by largest overlap with the old columns.
 
     For programs that pass them to every optimizer:
-        foreach: accepted so that such programs run, like the next four.
+        foreach: accepted, like the next four, so that such programs run.
         fused: as `foreach`.
         capturable: as `foreach`.
         differentiable: as `foreach`.
@@ -220,9 +222,9 @@ class Options:
         None, only_false("a step writes in place and cannot be differentiated")
     )
     amsgrad: bool | None = keyword(
-        None, only_false("a largest second moment has no meaning in a basis that changes")
+        None, only_false("a maximum of second moments has no meaning in a basis that changes")
     )
-    # The fields below are derived in `of`, from the others.
+    # The fields below are derived in `of`, from the fields above.
     # β3, or β2 if β3 is None.
     beta_scale: float = field(default=math.nan, init=False)
     # ε where it stands beside √D. It is never 0, because 0/0 is NaN.
@@ -233,9 +235,9 @@ class Options:
     checks_at: Every | WhenNew = field(default=Every(1), init=False)
     # Whether momentum of Adam's kind looks one step ahead.
     ahead: bool = field(default=False, init=False)
-    # Whether entries are cut off at Adam's own bound. Where the size of an update is fixed, an
-    # entry beyond the bound would make all others smaller. There is no such bound for another p,
-    # for one number of D for many entries, or if D and M come from different gradients.
+    # Whether entries are clipped at Adam's own bound. Where the size of an update is fixed, an
+    # entry beyond the bound would make all other entries smaller. The bound does not hold for
+    # another p, for a D with one number for many entries, or if D and M see different gradients.
     bounded: bool = field(default=False, init=False)
 
     # Whether `nesterov` concerns Adam's momentum.
@@ -248,7 +250,7 @@ class Options:
         for key in group.keys() - own - FOREIGN_KEYS:
             if hint := misspelt(cls, key):
                 raise ValueError(
-                    f"a param group has the key {key!r}, which is no keyword of this optimizer: "
+                    f"a param group has the key {key!r}, which is not a keyword of this optimizer: "
                     f"{hint} Write the keyword, or rename the key if it is meant for other code"
                 )
         options = cls(**{name: _RULES[name].read(group[name]) for name in own if name in group})
@@ -282,7 +284,7 @@ class Options:
 
     @property
     def shapes(self) -> dict[str, Any]:
-        """What the shapes of the state depend on. It cannot change while the state lives."""
+        """The options that shape the state; they cannot change while the state exists."""
         return {
             "max_dim": self.max_dim,
             "oversize": self.oversize,
@@ -298,7 +300,7 @@ class Options:
         }
 
     def check_shapes(self, before: Mapping[str, Any]) -> None:
-        """Refuse a change that would need a state of other shapes."""
+        """Refuse a change that would need a state with other shapes."""
         for key, value in self.shapes.items():
             if value != before[key]:
                 raise ValueError(
@@ -327,7 +329,7 @@ def offered(options: type[Options]) -> list[str]:
 
 
 def misspelt(options: type[Options], key: str) -> str | None:
-    """What the user may have meant by a key that is no keyword; None for keys of other tools."""
+    """What the user may have meant by an unknown key; None for keys of other tools."""
     if key in _RULES:
         return f"{key!r} belongs to other optimizers of this library."
     own = offered(options)

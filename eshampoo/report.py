@@ -13,14 +13,14 @@ from .state.bucket import Bucket
 class FactorReport(NamedTuple):
     """How one factor of one block of one parameter fared.
 
-    A parameter without a basis has no factor. If the optimizer skipped gradients of it, it has one
-    row with mode -1 and size 0, which says how many.
+    A parameter without a basis has no factor. If the optimizer skipped some of its gradients, it
+    has one row with mode -1 and size 0, which says how many.
 
     Attributes:
         name: the parameter's name, if the optimizer was given `model.named_parameters()`.
         shape: the parameter's shape.
         block: which block of the parameter.
-        mode: which factor: 0 is L, 1 is R for a matrix; the only one, A, for a vector.
+        mode: which factor: for a matrix, 0 is L and 1 is R; a vector has only one, A.
         size: the factor is size × size.
         checks: how often the criterion was evaluated.
         computations: how often the basis was computed.
@@ -54,7 +54,7 @@ class FactorReport(NamedTuple):
 
     @property
     def layer(self) -> str:
-        """The name without its numbers, which layers of one kind share, or the shape.
+        """The name without its numbers, which similar layers share, or the shape if unnamed.
 
         Examples:
             >>> row = FactorReport("h.3.attn.weight", (8, 4), 0, 0, 8, 0, 0, 0, 0.0, 0.0, 0, 0, ())
@@ -66,7 +66,7 @@ class FactorReport(NamedTuple):
         return ".".join(part for part in self.name.split(".") if not part.isdigit())
 
 
-# The columns of the table: heading, cell of a row, and whether to omit it if all rows say 0.
+# The columns of the table: heading, cell of a row, and whether to omit a column of zeros.
 COLUMNS: tuple[tuple[str, Callable[[FactorReport], str], bool], ...] = (
     ("parameter", lambda row: row.name or "?", False),
     ("shape", lambda row: "×".join(map(str, row.shape)), False),
@@ -107,8 +107,9 @@ class BasisReport(list[FactorReport]):
     def scalars(self, prefix: str = "basis") -> dict[str, float]:
         """Numbers for TensorBoard, W&B and other loggers, by the names under which to log them.
 
-        "basis/computations" and its like are sums over all factors. For each layer and letter, as
-        in "basis/h.attn.weight/L/criterion", there are means per factor and the sum of the work.
+        Names such as "basis/computations" stand for sums over all factors. For each layer and
+        letter, as in "basis/h.attn.weight/L/criterion", there are means per factor and the sum of
+        the work.
         """
         numbers: dict[str, float] = {
             f"{prefix}/{name}": sum(getattr(row, name) for row in self)

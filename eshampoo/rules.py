@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - whatever a group holds
-    """A number of another library as Python's, and pairs of them; all else as it is."""
+    """Turn numbers of other libraries, and pairs of them, into Python's; keep all other values."""
     if isinstance(value, tuple | list):
         return tuple(map(plain, value))
     if isinstance(value, Tensor) and value.dim() == 0:
@@ -21,12 +21,12 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - whatever a group holds
 
 
 def plain_unless_tensor(value: Any) -> Any:  # noqa: ANN401
-    """As `plain`, but a tensor stays where it is: a learning rate on the device is not read."""
+    """Like `plain`, but keep tensors: the host does not read a learning rate from its device."""
     return value if isinstance(value, Tensor) else plain(value)
 
 
 def whole(value: Any) -> Any:  # noqa: ANN401
-    """As `plain`, and a float without a fraction is a whole number: 10.0 is 10."""
+    """Like `plain`, and turn a float without a fraction into a whole number: 10.0 becomes 10."""
     value = plain(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -48,10 +48,10 @@ class Rule(NamedTuple):
 
 
 def _if_quoted(value: object) -> str:
-    """What to say of a number in quotes."""
+    """What to say about a number in quotes."""
     if not isinstance(value, str) or not re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value, re.I):
         return ""
-    return f", and this is a string, not a number (YAML reads 1e-3 as one): float({value!r}) is it"
+    return f", and this is a string, not a number (as YAML reads 1e-3): write float({value!r})"
 
 
 def number(value: object) -> float:
@@ -66,7 +66,7 @@ def only_false(why: str) -> Rule:
 
 
 def one_of(words: object, *more: object) -> Rule:
-    """One of the words of a Literal."""
+    """One of the words of a Literal, or one of `more`."""
     allowed = (*more, *get_args(words))
     return Rule(lambda v: v in allowed, f"it must be one of {', '.join(map(repr, allowed))}")
 
@@ -106,7 +106,7 @@ FREQUENCY = Rule(
 ABOVE_0 = Rule(lambda v: 0 < number(v) <= 1, "it must lie in (0, 1]")
 SWITCH = Rule(lambda v: isinstance(v, bool), "it must be True or False")
 
-# Values that do not go together: the test of all, their names, and what an error says of them.
+# Values that contradict each other: a test, their names, and what the error says about them.
 CONTRADICTIONS: tuple[tuple[Callable[[Any], bool], tuple[str, str], str], ...] = (
     (
         lambda o: o.rms is not None and o.graft is not None,
@@ -116,23 +116,23 @@ CONTRADICTIONS: tuple[tuple[Callable[[Any], bool], tuple[str, str], str], ...] =
     (
         lambda o: o.sides != "both" and o.vectors == "full",
         ("sides", "vectors"),
-        "contradict each other, for a vector has one side; set sides='both' or vectors='adam'",
+        "contradict each other, as a vector has one side; set sides='both' or vectors='adam'",
     ),
     (
         lambda o: o.exponent != 0.5 and o.correction == "bounded",
         ("exponent", "correction"),
-        "contradict each other, for Adam's bound is of √D; set exponent=0.5 or correction='naive'",
+        "contradict each other, as Adam's bound needs √D; set exponent=0.5 or correction='naive'",
     ),
     (
         lambda o: o.statistics != "step" and o.correction == "bounded",
         ("statistics", "correction"),
-        "contradict each other, for Adam's bound is of M and D of the same gradients; set "
+        "contradict each other, as Adam's bound needs M and D of the same gradients; set "
         "statistics='step' or correction='naive'",
     ),
     (
         lambda o: o.moment != "entry" and o.correction in ("bounded", "optimal"),
         ("moment", "correction"),
-        "contradict each other, for it speaks of every entry of D; set moment='entry' or "
+        "contradict each other, as this correction needs every entry of D; set moment='entry' or "
         "correction='naive'",
     ),
 )

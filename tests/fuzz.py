@@ -421,7 +421,7 @@ CORPUS = [
 
 
 def random_cases(count: int) -> settings:
-    """Hypothesis draws so many cases, afresh, and makes one that fails small."""
+    """Hypothesis draws `count` new cases, and shrinks one that fails."""
     return settings(
         max_examples=count,
         deadline=None,

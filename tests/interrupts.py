@@ -80,7 +80,7 @@ def facts(optimizer, params):
 
 
 def trials(number, seed):
-    """Interrupt so many steps; what was seen."""
+    """Interrupt `number` steps; return what was seen, as counts."""
     chance, seen = random.Random(seed), Counter()
     signal.signal(signal.SIGALRM, raise_now)
     while seen["interrupted"] < number:

@@ -1,1 +1,1 @@
-"""Callbacks for frameworks. Each module imports its framework; the library imports neither."""
+"""Callbacks for frameworks. Each module imports its framework; the library itself imports none."""

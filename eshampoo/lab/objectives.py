@@ -126,9 +126,9 @@ def average_precision(scores: Tensor, labels: Tensor) -> float:
 
 
 def slopes(model: nn.Module, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ∂u/∂(point) at every point, and the points, with respect to which it can be derived.
+    """Return ∂u/∂(point) at every point, and the points, so that it can be differentiated again.
 
-    The value at a point does not depend on other points, so the derivative of the sum has all.
+    The value at a point does not depend on other points, so one derivative of the sum has them all.
     """
     points = points.detach().requires_grad_()
     with torch.enable_grad():

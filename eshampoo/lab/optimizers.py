@@ -66,7 +66,7 @@ def check_options(name: str, options: Mapping[str, Option]) -> None:
         parameter = nn.Parameter(torch.zeros(2, 2))
         parameter.grad = torch.zeros(2, 2)
         try:
-            with warnings.catch_warnings():  # of one parameter, which is none of the user's
+            with warnings.catch_warnings():  # about a stand-in for the user's parameters
                 warnings.simplefilter("ignore", UserWarning)
                 construct(name, [("weight", parameter)], options, share).step(lambda: 0.0)
         except (TypeError, ValueError, RuntimeError, AssertionError, OverflowError) as error:

@@ -1,1 +1,1 @@
-"""Linear algebra on stacks of blocks: no module here knows anything else of the library."""
+"""Linear algebra on stacks of blocks: no module here imports anything else from the library."""

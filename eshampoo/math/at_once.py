@@ -1,11 +1,11 @@
-"""Calls that no signal comes between."""
+"""Calls that no signal can come between."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-# Python looks for signals between its own instructions only, and in `at_once(map(call, calls))`
-# there are none: a deque makes the calls, of functions that are written in C themselves.
+# Python handles signals only between its own instructions, and `at_once(map(call, calls))` runs
+# none: a deque makes the calls, and the functions that it calls are written in C too.
 at_once: Callable[[Iterable[object]], None] = deque[object](maxlen=0).extend
 call: Callable[[partial[Any]], object] = partial.__call__

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-# XXᵀ of an X of this size is computed in its lower block triangle only: 30 % faster.
+# For an X of at least this size, only the lower block triangle of XXᵀ is computed: 30 % faster.
 GRAM_ROWS, GRAM_COLUMNS = 384, 256
 
 # a, b, c of the quintic Newton–Schulz iteration, chosen for a steep slope at zero (Jordan, 2024).
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
-# On how many vectors a matrix is tried, and what of (VᵀV − I)x is more than rounding.
+# How many vectors x test a matrix V, and how large an entry of (VᵀV − I)x is not just rounding.
 PROBES, NOT_ORTHOGONAL = 4, 1e-3
 
-# Whole numbers as wide as those of the state: 0 times the bits of NaN is 0, which 0 · NaN is not.
+# Integers as wide as the floats of the state: 0 times the bits of NaN is 0, while 0 · NaN is NaN.
 # masked_fill_ takes five times as long.
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
@@ -34,7 +34,7 @@ def per_block(numbers: Tensor, like: Tensor) -> Tensor:
 
 
 def along(vector: Tensor, mode: int, order: int) -> Tensor:
-    """Shape [N, d] as [N, 1, …, d, …, 1], to scale mode i of a stack of blocks of this order."""
+    """Vectors [N, d] as [N, 1, …, d, …, 1], to scale mode i of a stack of blocks of this order."""
     return vector.view(vector.shape[0], *([1] * mode), -1, *([1] * (order - mode - 1)))
 
 
@@ -47,7 +47,7 @@ def diagonal(A: Tensor) -> Tensor:
 
 
 def unfold(X: Tensor, mode: int) -> Tensor:
-    """The mode-i unfolding [N, d_i, ∏ of the others]; a view for the first and the last mode."""
+    """The mode-i unfolding [N, d_i, ∏ other d_j]; a view for the first and the last mode."""
     if X.dim() == 3:  # matrices: nothing to fold
         return X if mode == 0 else X.transpose(1, 2)
     return X.movedim(mode + 1, 1).flatten(2) if X.dim() > 2 else X.unsqueeze(2)
@@ -67,7 +67,7 @@ def mode_product(X: Tensor, A: Tensor, mode: int) -> Tensor:
 
 
 def rotate_(X: Tensor, matrices: Matrices, transposed: Matrices) -> Tensor:
-    """X ← A_Lᵀ X A_R for blocks of any order (Lemma 1); with A = Q into the eigenbasis."""
+    """X ← A_Lᵀ X A_R for blocks of any order (Lemma 1); A = Q leads into the eigenbasis."""
     if X.dim() == 3 and len(matrices) == 2:  # matrices: the last product goes where X was
         return torch.bmm(torch.bmm(transposed[0], X), matrices[1], out=X)
     Y = X
@@ -77,7 +77,7 @@ def rotate_(X: Tensor, matrices: Matrices, transposed: Matrices) -> Tensor:
 
 
 def turned(X: Tensor, mode: int, V: Tensor, subset: Tensor | None) -> Tensor:
-    """X ×_i Vᵀ; V acts on the coordinates `subset` [N, s] only, if there are such."""
+    """X ×_i Vᵀ; with a `subset` [N, s], V acts on these coordinates only."""
     Y = mode_product(take(X, subset, mode), V, mode)
     return Y if subset is None else put_(X.clone(), Y, subset, mode)
 
@@ -89,9 +89,9 @@ def orthonormalize(Q: Tensor) -> Tensor:
 
 
 def are_orthogonal(V: Tensor) -> Tensor:
-    """Whether VᵀV = I for each of a stack [K], seen on a few vectors x: VᵀVx = x, in d² work.
+    """Whether VᵀV = I for each V of a stack [K], tested on a few vectors x: VᵀVx = x, in d² work.
 
-    LAPACK can return matrices that are not, without an error: MKL's SVD does in float32.
+    LAPACK can return matrices that are not orthogonal without an error, as MKL's float32 SVD does.
     """
     d = V.shape[-1]
     x = torch.arange(d * PROBES, dtype=V.dtype, device=V.device).square_().cos_().view(d, PROBES)
@@ -99,7 +99,7 @@ def are_orthogonal(V: Tensor) -> Tensor:
 
 
 def polar_factor(X: Tensor, iterations: int) -> Tensor:
-    """About UVᵀ of X = UΣVᵀ by Newton–Schulz: X ← aX + (bA + cA²)X with A = XXᵀ, from X/‖X‖_F.
+    """Approximate UVᵀ of X = UΣVᵀ by Newton–Schulz: X ← aX + (bA + cA²)X, A = XXᵀ, from X/‖X‖_F.
 
     The iteration is quick rather than exact: singular values end between 0.7 and 1.2.
     """
@@ -135,7 +135,7 @@ def average_(average: Tensor, value: Tensor, beta: float, share: Tensor) -> None
 
 
 def add_(total: Tensor, value: Tensor, share: Tensor) -> None:
-    """X ← X + share · value, up to half of the largest number: means of such numbers are finite."""
+    """X ← X + share · value, clamped to half of the largest float, so that means stay finite."""
     limit = torch.finfo(total.dtype).max / 2
     total.addcmul_(value, share).clamp_(-limit, limit)
 
@@ -143,9 +143,9 @@ def add_(total: Tensor, value: Tensor, share: Tensor) -> None:
 def make_room_(total: Tensor, trace: Tensor, added: Tensor) -> Tensor:
     """L ← cL before s·XXᵀ is added, so that its trace stays finite; returns s [N, 1, 1].
 
-    `trace` and `added` are Tr L and ‖X‖² [N]. c = s = 1 while there is room. A sum that is full
-    becomes an average, which forgets at most 1/64 at a time. If it stood still, a gradient would be
-    divided by what has not seen it; cut off entry by entry it would not stay positive.
+    `trace` and `added` are Tr L and ‖X‖² [N]. c = s = 1 while there is room. A full sum becomes an
+    average, which forgets at most 1/64 at a time. If it stood still, a gradient would be divided by
+    a sum that has not seen it; clamped entry by entry, L would not stay positive semidefinite.
     """
     limit = torch.finfo(trace.dtype).max / 4
     full, more = trace / limit, added / limit
@@ -156,7 +156,7 @@ def make_room_(total: Tensor, trace: Tensor, added: Tensor) -> Tensor:
 
 
 def average_gram_(factor: Tensor, X: Tensor, mode: int, beta: float, share: Tensor) -> None:
-    """L ← βL + (1−β) XXᵀ with the mode-i unfolding of X, the lower part in block rows."""
+    """L ← βL + (1−β) XXᵀ with the mode-i unfolding of X; if large, in block rows and mirrored."""
     X = unfold(X, mode)
     N, d, r = X.shape
     if beta == 1:
@@ -171,8 +171,8 @@ def average_gram_(factor: Tensor, X: Tensor, mode: int, beta: float, share: Tens
         average_(factor[:, rows, : rows.stop], product, beta, share)
         if start == 0:  # nothing to the left of the diagonal block
             continue
-        # The strip is mirrored by way of memory in which the entries of a column do not lie a power
-        # of two apart, where they would throw each other out of the cache.
+        # The strip is mirrored through a buffer whose rows are not a power of two apart, because
+        # entries of a column at such distances would evict each other from the cache.
         strip = product.new_empty(N, product.shape[1], start + 16)[:, :, :start]
         strip.copy_(factor[:, rows, :start])
         factor[:, :start, rows] = strip.transpose(1, 2)
@@ -194,9 +194,9 @@ def criterion(A: Tensor) -> Tensor:
 
 
 def off_norm(off: Tensor) -> Tensor:
-    """‖Λ̂ − diag Λ̂‖_F from a view of what is off the diagonal.
+    """‖Λ̂ − diag Λ̂‖_F from a view of the off-diagonal entries.
 
-    Subtracting the square of the diagonal from ‖Λ̂‖² would lose everything in float32.
+    Subtracting the squares of the diagonal from ‖Λ̂‖² would lose all digits in float32.
     """
     rows = torch.linalg.vector_norm(off, dim=-1)  # row by row: much faster on a CPU
     norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)
@@ -204,10 +204,10 @@ def off_norm(off: Tensor) -> Tensor:
 
 
 def off_share(off: Tensor, inside: Tensor) -> Tensor:
-    """The criterion from the norms of what is off the diagonal of Λ̂ and of the diagonal."""
+    """The criterion, from the norms of the off-diagonal entries of Λ̂ and of its diagonal."""
     total = torch.hypot(off, inside)
     share = torch.where(total > 0, off / total, torch.zeros_like(off)).clamp_(max=1.0)
-    return share.masked_fill_(total.isinf(), 1.0)  # squares overflowed: compute a basis, be safe
+    return share.masked_fill_(total.isinf(), 1.0)  # squares overflowed: be safe, compute a basis
 
 
 # -------------------------------------------------------------------- coordinates of a mode
@@ -236,7 +236,7 @@ def put_(X: Tensor, value: Tensor, index: Tensor | None, mode: int) -> Tensor:
 
 
 def _flat(index: Tensor, d: int) -> Tensor:
-    """Where the rows `index` [N, s] of blocks with d rows are, counted over all blocks."""
+    """The rows `index` [N, s] of blocks with d rows each, numbered over all blocks."""
     if len(index) == 1:
         return index.flatten()
     first = torch.arange(0, len(index) * d, d, device=index.device)

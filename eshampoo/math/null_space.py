@@ -1,11 +1,11 @@
-"""A null space that stays: where a factor is zero to rounding, its new columns keep to the old.
+"""A stable null space: where a factor is zero to rounding, new columns stay near the old ones.
 
 A solver returns an arbitrary basis V_0 of the null space of Λ̂: one ulp in a gradient gives another
-one. D has an entry per column, so the next gradient that falls into the null space would turn the
-ulp into a step of full size. The columns V_0 that are as near as any to the old ones are determined
-by the null space itself (the orthogonal Procrustes problem).
+V_0. D has an entry per column, so the next gradient that falls into the null space would turn that
+ulp into a step of full size. The V_0 nearest to the old columns, however, is determined by the null
+space itself (the orthogonal Procrustes problem).
 
-Legend: V [K, d, d] are changes of bases in the coordinates of the old ones, so the old columns are
+Legend: V [K, d, d] are changes of basis in the coordinates of the old bases, so the old columns are
 unit vectors; `null` [K, d] marks the columns of V that are in the null space.
 """
 
@@ -18,19 +18,19 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its
 
 from .linalg import are_orthogonal, diagonal, put_, take
 
-# A direction whose overlap σ with all slots is below this has none that it is near to.
+# A direction whose overlap σ with all slots is below this is near none of them.
 APART = 1e-4
 
 
 def settle(
     V: Tensor,
     null: Tensor,
-    nullity: Sequence[int],  # how many columns of each are in the null space
+    nullity: Sequence[int],  # how many columns of each V are in the null space
     old: Tensor | None = None,  # [K, d]: the old column whose slot each column takes; None: its own
 ) -> Tensor:
-    """V with null spaces nearest to the old columns; matrices that have none stay as they are.
+    """V with null spaces nearest to the old columns; matrices without a null space do not change.
 
-    The work goes with the smaller one of the null space and the rest.
+    The work depends on the dimension of the null space or of its complement, whichever is smaller.
     """
     d = V.shape[1]
     small = [k for k, n in enumerate(nullity) if 0 < n <= d // 2]
@@ -48,9 +48,9 @@ Rule = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def _settled(V: Tensor, members: list[int], rule: Rule, null: Tensor, old: Tensor | None) -> Tensor:
-    """V with the rule carried out for some members, in float64 if it goes wrong in float32.
+    """V with the rule applied to some members, in float64 if it fails in the precision of V.
 
-    If that goes wrong too, V stays: any basis of the null space diagonalises Λ̂.
+    If it fails in float64 too, V stays: any basis of the null space diagonalises Λ̂.
     """
     every = len(members) == len(V)
     some = V if every else V[members]
@@ -72,7 +72,7 @@ def _settled(V: Tensor, members: list[int], rule: Rule, null: Tensor, old: Tenso
 
 
 def isolate_(A: Tensor, null: Tensor) -> None:
-    """Zero the rows and columns of the null space but for their diagonal: they are rounding."""
+    """Zero the rows and columns of the null space, which are rounding, except on the diagonal."""
     values = diagonal(A).clone()
     A.masked_fill_(null.unsqueeze(1) | null.unsqueeze(2), 0.0)
     diagonal(A).copy_(values)
@@ -81,8 +81,8 @@ def isolate_(A: Tensor, null: Tensor) -> None:
 def nearest(V: Tensor, null: Tensor, old: Tensor | None, count: int) -> Tensor:
     """V_0 ← V_0 polar(V_0[slots, :]ᵀ): the basis of the null space nearest to the old columns.
 
-    A matrix with fewer null columns than `count` takes others along, with the identity for their
-    part of the polar factor.
+    A matrix with fewer null columns than `count` is padded with other columns, for which the polar
+    factor is the identity.
     """
     columns, inside, slots = _first(null, count, old)
     V_0 = take(V, columns, 1)
@@ -93,7 +93,7 @@ def nearest(V: Tensor, null: Tensor, old: Tensor | None, count: int) -> Tensor:
 
 
 def nearest_beside(V: Tensor, null: Tensor, old: Tensor | None, rank: int) -> Tensor:
-    """The same basis from the other columns V_1 alone, at most `rank` of them.
+    """The same basis, from the other columns V_1 alone, of which there are at most `rank`.
 
     V_0V_0ᵀ = I − V_1V_1ᵀ, so with C = V_1[rest, :], B = V_1[slots, :] and P = polar(C)
 
@@ -105,9 +105,9 @@ def nearest_beside(V: Tensor, null: Tensor, old: Tensor | None, rank: int) -> Te
     E = torch.zeros_like(V_1).scatter_(1, rest.unsqueeze(1), inside.unsqueeze(1).to(V.dtype))
     is_rest = E.sum(2)  # [K, d]
     B = V_1 * (1 - is_rest).unsqueeze(2)
-    # A direction of the null space that no slot is near, E Y_0, goes to a slot that is free, B X_0.
+    # A direction E Y_0 of the null space that is near no slot goes to a free slot, B X_0.
     P = _polar(C, lambda Y_0, X_0: -_pairing(B @ X_0, E @ Y_0).transpose(1, 2))
-    # By QR: of two matrices or more, MKL's LU on several threads returns pivots that are 0.
+    # By QR: for two or more matrices, MKL's LU on several threads returns pivots of 0.
     Q, R = torch.linalg.qr(torch.eye(rank, dtype=V.dtype, device=V.device) + P.transpose(1, 2) @ C)
     H = torch.linalg.solve_triangular(R, Q.transpose(1, 2), upper=True)
     turned = torch.diag_embed(1 - is_rest) - (B @ H + E @ P) @ B.transpose(1, 2)
@@ -117,7 +117,7 @@ def nearest_beside(V: Tensor, null: Tensor, old: Tensor | None, rank: int) -> Te
 
 
 def _first(marked: Tensor, count: int, old: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The marked columns in their order, `count` of them, which are really marked, their slots."""
+    """The first `count` columns, marked ones first; which of them are marked; and their slots."""
     columns = marked.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
     return columns, marked.gather(1, columns), columns if old is None else old.gather(1, columns)
 
@@ -133,7 +133,7 @@ def overlapping(V: Tensor, null: Tensor) -> Tensor:
     """The slots that the null space overlaps most with, in order: an `old` for `nearest`."""
     overlap = (V.square() * null.unsqueeze(1)).sum(2)
     most = overlap.argsort(dim=1, descending=True, stable=True)
-    # As many slots are marked as there are null columns; then the k-th goes to the k-th.
+    # As many slots are marked as there are null columns; the k-th column goes to the k-th slot.
     marked = torch.zeros_like(null).scatter_(1, most, null.sort(dim=1, descending=True).values)
     slots, columns = (x.byte().argsort(dim=1, descending=True, stable=True) for x in (marked, null))
     return torch.empty_like(columns).scatter_(1, columns, slots)
@@ -143,8 +143,8 @@ def _polar(W: Tensor, pair: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """UXᵀ, the orthogonal matrix nearest to W = UΣXᵀ.
 
     A direction of the null space at right angles to all slots (σ = 0) is as near to one free slot
-    as to another: U_0 and X_0 would be arbitrary again. It often happens, because gradients have
-    rows of zeros and because columns change their places. `pair` says what goes where.
+    as to another: U_0 and X_0 would be arbitrary again. This is common, because gradients have rows
+    of zeros and because columns change places. `pair` says which direction goes to which slot.
     """
     U, sigma, Xt = torch.linalg.svd(W)
     lost = sigma < APART
@@ -157,9 +157,9 @@ def _polar(W: Tensor, pair: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
 
 
 def _pairing(slots: Tensor, directions: Tensor) -> Tensor:
-    """Directions that are near no slot go to the free slots in order, as far as they have one.
+    """Send directions that are near no slot to the free slots, in order as far as they have one.
 
-    (1 − |k − l|)₊: the k-th coordinate of the directions is to go to the l-th slot.
+    (1 − |k − l|)₊ is the weight with which the k-th coordinate of the directions goes to slot l.
     """
     places = _places(directions).unsqueeze(1) - _places(slots).unsqueeze(2)
     target = torch.bmm((1 - places.abs()).clamp_min_(0.0), _weighted(directions))
@@ -167,7 +167,7 @@ def _pairing(slots: Tensor, directions: Tensor) -> Tensor:
 
 
 def _weighted(X: Tensor) -> Tensor:
-    """Rows times weights that differ, from 1 to 2: x_i − x_j meets x_i + x_j, and is not lost."""
+    """Rows times distinct weights from 1 to 2: x_i − x_j then overlaps x_i + x_j, and is kept."""
     d = X.shape[1]
     return X * (1 + torch.arange(d, dtype=X.dtype, device=X.device) / d).unsqueeze(1)
 

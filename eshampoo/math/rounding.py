@@ -1,9 +1,10 @@
 """Numbers that are kept in fewer bits than they are computed in.
 
 A momentum that is rounded to the nearest bfloat16 stalls where a step changes it by less than half
-of its last bit. Here it is rounded up as often as it is near the upper neighbour: the 16 bits to be
-dropped are compared with a threshold that runs evenly through all values, over the entries of a
-block and over the steps. It depends on the position and t alone, so ranks and resumed runs agree.
+of its last bit. Here, the nearer it is to its upper neighbour, the more often it is rounded up: the
+16 bits to be dropped are compared with a threshold that runs evenly through all values, over the
+entries of a block and over the steps. The threshold depends on the position and t alone, so ranks
+and resumed runs agree.
 """
 
 import torch
@@ -15,9 +16,9 @@ ALONG, ONWARD = 0xC13FA9A9 - (1 << 32), 0x91E10DA5 - (1 << 32)
 
 
 def average_rounded_(M: Tensor, value: Tensor, share: Tensor, t: Tensor, start: int = 0) -> Tensor:
-    """M ← M + share · (value − M), rounded if M has fewer bits than the value: what it was before.
+    """M ← M + share · (value − M), rounded if M has fewer bits than `value`; returns it unrounded.
 
-    M [N, c] holds the entries from `start` on of N blocks. A share of 0 leaves every bit of M.
+    M [N, c] holds the entries from `start` on of N blocks. A share of 0 keeps every bit of M.
     """
     if M.dtype == value.dtype:
         return M.lerp_(value, share)
@@ -31,7 +32,7 @@ def average_rounded_(M: Tensor, value: Tensor, share: Tensor, t: Tensor, start: 
 
 
 def thresholds(t: Tensor, start: int, size: int) -> Tensor:
-    """A number below 2¹⁶ for each of the entries from `start` on of blocks at step t [N, size]."""
+    """Thresholds below 2¹⁶ [N, size] for the entries from `start` on of blocks at step t."""
     k = torch.arange(start, start + size, dtype=torch.int32, device=t.device)
     numbers = (t.to(torch.int32) * ONWARD).unsqueeze(1) + k.mul_(ALONG)
     return numbers.bitwise_right_shift_(16).bitwise_and_(0xFFFF)

@@ -25,7 +25,7 @@ def eigh_cost(d: int) -> float:
 
     Measured on one core of a CPU in float32, in batches, on nearly diagonal factors: 48, 27, 16, 9,
     8 and 6 products d³ for d = 32, 64, …, 1024. The formula is the same on every machine, so that
-    what is charged is the same too.
+    the budget is charged the same everywhere.
     """
     return (5.0 * d + 1300.0) * d**2
 
@@ -39,13 +39,13 @@ def qr_cost(d: int) -> float:
 
 
 def least_cost(solver: Solver, d: int) -> float:
-    """What a basis of size d costs at least; what it costs beyond is known when it is computed."""
+    """The least that a basis of size d costs; the rest is known once it has been computed."""
     if solver == "partial":
         return 0.0
     return eigh_cost(d) if solver == "eigh" else qr_cost(d)
 
 
-# Eigenvalues of zero come out of a solver below 4 u λ_max for d ≤ 512, in either precision.
+# A solver returns eigenvalues of zero as values below 4 u λ_max for d ≤ 512, in either precision.
 LEVEL = 8.0
 
 
@@ -83,16 +83,16 @@ def solve(
 
 
 def within_range(A: Tensor) -> Tensor:
-    """Powers of two [K, 1, 1] by which large matrices are divided, before products overflow.
+    """Powers of two [K, 1, 1] by which to divide large matrices, so that products do not overflow.
 
-    Reflections of `qr` add up columns. Dividing by a power of two is exact; `eigh` does it itself.
+    The reflections of `qr` add up columns. Such a division is exact; `eigh` scales by itself.
     """
     large = diagonal(A).amax(1) > math.sqrt(torch.finfo(A.dtype).max)
     return torch.where(large, 2.0**32, 1.0).to(A.dtype).view(-1, 1, 1)
 
 
 def eigh(A: Tensor, slots: Slots = "rank", descending: bool = False) -> Solution:
-    """V = eigvec(Λ̂), ascending as LAPACK gives them, or descending."""
+    """V = eigvec(Λ̂), by ascending eigenvalues as LAPACK returns them, or descending."""
     eigenvalues, V, failed, nullity = eigenvectors(A)
     if descending:
         eigenvalues, V = eigenvalues.flip(1), V.flip(2)
@@ -110,7 +110,7 @@ def eigh(A: Tensor, slots: Slots = "rank", descending: bool = False) -> Solution
 def eigenvectors(
     A: Tensor, largest: Tensor | None = None
 ) -> tuple[Tensor, Tensor, list[int], list[int]]:
-    """Eigenvalues and eigenvectors of each matrix, which have none, and dim(null space) of each.
+    """Eigenvalues and eigenvectors, which matrices have none, and dim(null space) of each matrix.
 
     A matrix that fails is tried again alone in float64, then with a little damping.
     """
@@ -162,7 +162,7 @@ def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) ->
     for iteration in range(iterations):
         rounds[going] += 1
         if iteration == 0:  # the iterations that follow leave the isolated columns as they are
-            # Rounding has made something arbitrary of columns of zeros.
+            # Rounding has made columns of zeros arbitrary, so they come last.
             last = null.byte().argsort(dim=1, stable=True)
             Q, B, null, nullity = _decompose(A, last)
             place = last.argsort(dim=1)
@@ -183,9 +183,9 @@ def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) ->
 
 
 def power(A: Tensor) -> Change:
-    """SOAP's step V = qr(Λ̂P), with P sorting diag Λ̂ descending; D is permuted by P.
+    """SOAP's step V = qr(Λ̂P), where P sorts diag Λ̂ in descending order; D is permuted by P.
 
-    Λ̂P = VR, so that VᵀΛ̂V = RPᵀV: one product.
+    Λ̂P = VR, so VᵀΛ̂V = RPᵀV: one product.
     """
     P = diagonal(A).argsort(dim=1, descending=True)
     V, B, null, nullity = _decompose(A, P)
@@ -197,8 +197,8 @@ def power(A: Tensor) -> Change:
 def _decompose(A: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     """Λ̂P = QR: Q, QᵀΛ̂Q, which columns of Q are in the null space, and how many.
 
-    Where a column depends on those before it, Q has an arbitrary one, which takes its part of what
-    comes later. Such columns therefore come last; then the arbitrary ones span the null space.
+    Where a column depends on earlier ones, Q gets an arbitrary column, which takes its part of the
+    later ones. Dependent columns therefore come last; then the arbitrary ones span the null space.
     """
     X = _columns(A, P)
     Q, R = torch.linalg.qr(X)
@@ -240,7 +240,7 @@ def partial(A: Tensor, slots: Slots, targets: Sequence[float]) -> Solution:
     for size, members in _same_size(sizes, A.shape[1]):
         B = torch.stack([A[k] for k in members])
         S = by_energy[members, :size]
-        # S follows the diagonal: the k-th smallest eigenvalue goes to the k-th smallest entry.
+        # S is sorted by the diagonal: the k-th smallest eigenvalue goes to its k-th smallest entry.
         S = S.gather(1, diagonal(B).gather(1, S).argsort(dim=1))
         rows = take(B, S, 0)
         largest = diagonal(B).amax(1)
@@ -264,14 +264,14 @@ def partial(A: Tensor, slots: Slots, targets: Sequence[float]) -> Solution:
 
 
 def prefixes(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Coordinates by the off-diagonal energy of their rows, and the criterion after each prefix.
+    """Coordinates sorted by the off-diagonal energy of their rows; the criterion after each prefix.
 
     Returns the coordinates [K, d], largest energy first, and [K, d] whose entry s is the criterion
     once the first s of them are diagonalised. What is left then is Σ E_ij over max(i, j) ≥ s, a
     cumulative sum from the end: nothing is subtracted, so nothing cancels.
     """
     tiny = torch.finfo(A.dtype).tiny
-    # Shares of the largest entry, whose square neither overflows nor underflows; Λ̂ ⪰ 0 has it on
+    # Entries are divided by the largest, so that squares do not overflow; Λ̂ ⪰ 0 has the largest on
     # its diagonal.
     largest = diagonal(A).amax(1).clamp_min(tiny)
     energy = (A / largest.view(-1, 1, 1)).square_()
@@ -280,7 +280,7 @@ def prefixes(A: Tensor) -> tuple[Tensor, Tensor]:
     on_diagonal.zero_()
     rows = energy.sum(2)
     by_energy = rows.argsort(dim=1, descending=True)
-    # What a coordinate shares with those that come before it; ranks are whole numbers.
+    # The energy that a coordinate shares with earlier coordinates; ranks are whole numbers.
     rank = by_energy.argsort(dim=1).to(A.dtype)
     before = (rank.unsqueeze(2) - rank.unsqueeze(1)).clamp_(0.0, 1.0)
     common = energy.mul_(before).sum(2).gather(1, by_energy)
@@ -300,9 +300,9 @@ def _same_size(sizes: Sequence[int], d: int) -> Iterator[tuple[int, list[int]]]:
 def _in_slots(
     V: Tensor, null: Tensor, nullity: Sequence[int], slots: Slots
 ) -> tuple[Tensor, Tensor | None]:
-    """V with each column in its slot and a null space near the old one; who went where, if moved.
+    """V with each column in its slot and a null space near the old one; the permutation, if any.
 
-    Columns of a null space that are arbitrary would be matched arbitrarily, so they first go to the
+    The arbitrary columns of a null space would be matched arbitrarily, so they first go to the
     slots that the null space overlaps most with.
     """
     columns = None
@@ -317,9 +317,9 @@ def _in_slots(
 def match(V: Tensor) -> Tensor:
     """New columns by largest overlap with the old ones: entry j is the new column of slot j.
 
-    Greedy on |V_ij|²: in every round each pair that is the other's best choice is matched. It is
-    the best assignment whenever every old direction has a clear successor, and at least half of
-    the best overlap always.
+    Greedy on |V_ij|²: every round matches each slot and column that are each other's best choice.
+    This is the best assignment whenever every old direction has a clear successor, and always has
+    at least half of the best overlap.
     """
     K, d, _ = V.shape
     overlap = V.square()  # [K, slot, column]
@@ -329,7 +329,7 @@ def match(V: Tensor) -> Tensor:
     while bool(open_.any()):
         best = overlap.argmax(2)  # of each slot
         chosen = overlap.argmax(1).gather(1, best) == slots
-        # A slot that has been served shows only -1 and would choose column 0 again.
+        # A slot that has been matched shows only -1 and would choose column 0 again.
         chosen &= open_
         columns = torch.where(chosen, best, columns)
         open_ &= ~chosen

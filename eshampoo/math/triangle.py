@@ -5,8 +5,8 @@ Legend: A [N, d, d] is symmetric, P [N, d(d+1)/2] its triangle. With A cut into
     A_11  A_21ᵀ        A_11 [m, m], m = ⌈d/2⌉
     A_21  A_22         A_22 [n, n], n = ⌊d/2⌋
 
-P holds T [m, n+1] and then A_21. Of T the lower triangle is A_11's, and what is right of it the
-upper one of A_22: T_ij = (A_11)_ij for j ≤ i, (A_22)_{i,j−1} for j > i. So all of it is views.
+P holds T [m, n+1] and then A_21. The lower triangle of T is that of A_11, and the rest of T is the
+upper triangle of A_22: T_ij = (A_11)_ij for j ≤ i, (A_22)_{i,j−1} for j > i. So all are views of P.
 """
 
 from math import isqrt, sqrt
@@ -49,7 +49,7 @@ def pack(A: Tensor) -> Tensor:
 
 
 def unpack(A: Tensor) -> Tensor:
-    """The matrices of triangles; those that are whole as they are."""
+    """Whole matrices from triangles; matrices that are whole stay as they are."""
     if A.dim() == 3:
         return A
     A_11, A_22, A_21 = _views(A)
@@ -63,12 +63,12 @@ def unpack(A: Tensor) -> Tensor:
 
 
 def in_form(A: Tensor, like: Tensor) -> Tensor:
-    """Symmetric matrices in the form that others have, whole or as triangles."""
+    """Symmetric matrices in the form of `like`, whole or as triangles."""
     return A if A.dim() == like.dim() else pack(A) if like.dim() == 2 else unpack(A)
 
 
 def diagonal_of(A: Tensor) -> Tensor:
-    """The diagonals [N, d]; a view of matrices that are whole."""
+    """The diagonals [N, d]; a view if the matrices are whole."""
     if A.dim() == 3:
         return diagonal(A)
     A_11, A_22, _ = _views(A)
@@ -96,7 +96,7 @@ def average_triangle_(factor: Tensor, X: Tensor, mode: int, beta: float, share: 
         share = share * make_room_(factor, diagonal_of(factor).sum(1), X.square().sum((1, 2)))
     A_11, A_22, A_21 = _views(factor)
     m = A_11.shape[1]
-    # A share of 0 leaves every bit, also to what the other triangle holds.
+    # A share of 0 keeps every bit: `tril` and `triu` give it to entries of the other triangle.
     if d < GRAM_ROWS or r < GRAM_COLUMNS:
         product = torch.bmm(X, X.mT)
         average_(A_21, product[:, m:, :m], beta, share)

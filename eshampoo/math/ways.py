@@ -14,10 +14,11 @@ CHOSEN: dict[str, dict[int, Way]] = {}
 
 
 def use_eigh(device: str, ways: Mapping[int, Way]) -> None:
-    """Choose how `eigh` runs on a type of device: up to size d as ways[d] says, {}: batched.
+    """Choose how `eigh` runs on a type of device: up to size d as ways[d] says; {} means batched.
 
-    Beyond the largest size the way of that size goes on. Ways differ in the last bits, so all
-    processes of a run must choose the same. `python -m eshampoo.calibrate` measures them.
+    The way of the largest d also holds for all larger sizes. Ways differ in the last bits of their
+    results, so all processes of a run must choose the same. `python -m eshampoo.calibrate` measures
+    them.
     """
     for size, way in ways.items():
         if way not in get_args(Way):

@@ -25,7 +25,7 @@ def check_agreement(mine: Mapping[str, str], group: dist.ProcessGroup) -> None:
 
 
 def difference(mine: Mapping[str, str], group: dist.ProcessGroup) -> str:
-    """What is not the same on all ranks, in words; the same words on every rank."""
+    """The first difference between ranks, in words, or ""; every rank gets the same words."""
     everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(everyone, dict(mine), group=group)
     for rank, theirs in enumerate(everyone):
@@ -54,13 +54,13 @@ def facts(options: Options, params: Sequence[Tensor]) -> dict[str, str]:
     if isinstance(lr := values["lr"], Tensor):
         values["lr"] = lr.item() if params or lr.device.type == "cpu" else "a tensor"
     if callable(values.get("tau")):
-        values["tau"] = "a schedule"  # is code, which cannot be compared
+        values["tau"] = "a schedule"  # code cannot be compared
     found = {name: repr(value) for name, value in values.items()}
     return found | {f"parameter {number}": described(p) for number, p in enumerate(params)}
 
 
 def described(p: Tensor) -> str:
-    """Shape, dtype, and where a parameter lies or an exact checksum of its bits."""
+    """A parameter's shape and dtype, and its placements or an exact checksum of its bits."""
     what = f"{tuple(p.shape)} {p.dtype}"
     if isinstance(p, DTensor):
         return f"{what} {p.placements} on a mesh of shape {tuple(p.device_mesh.shape)}"

@@ -19,7 +19,7 @@ def shard_box(
 ) -> Box:
     """The rectangle of a tensor that a rank of a mesh holds, as torch.chunk cuts it."""
     bounds = [(0, size) for size in shape]
-    # FSDP shards what tensor parallelism has left: its placement is strided and applies last.
+    # FSDP shards what tensor parallelism left on a rank, so its strided placement applies last.
     last = sorted(range(len(placements)), key=lambda i: isinstance(placements[i], StridedShard))
     for i in last:
         placement = placements[i]
@@ -53,7 +53,7 @@ def like_parameter(held: Tensor, p: Tensor) -> Tensor:
 
 
 def held_piece(value: Tensor, p: Tensor) -> Tensor:
-    """What this rank holds of the parameter, taken from a value of the parameter's shape."""
+    """This rank's piece of a value that has the parameter's shape."""
     assert isinstance(p, DTensor)
     mesh = p.device_mesh
     if isinstance(value, DTensor):
@@ -66,5 +66,5 @@ def held_piece(value: Tensor, p: Tensor) -> Tensor:
 
 
 def grad_dtype(p: Tensor) -> torch.dtype:
-    """The dtype of a parameter's gradient; None in newer versions of torch means any."""
+    """The dtype of a parameter's gradient; in newer versions of torch, None means any dtype."""
     return getattr(p, "grad_dtype", p.dtype) or torch.promote_types(p.dtype, torch.float32)

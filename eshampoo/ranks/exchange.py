@@ -29,7 +29,7 @@ class Exchange:
         positions = {number: position for position, number in enumerate(self.mine)}
         boxes = {p: team.boxes(p) for p in dict.fromkeys(block.parameter for block in blocks)}
         to_owners, to_holders = self._ways(boxes)
-        # Gradients travel as they are; updates as exact as they were computed.
+        # Gradients travel in their own dtype if they share one, updates as they were computed.
         dtypes = {grad_dtype(p) for p in boxes}
         self.gradients = Mail(team, to_owners, like.to(dtypes.pop()) if len(dtypes) == 1 else like)
         self.updates = Mail(team, to_holders, like)
@@ -53,9 +53,9 @@ class Exchange:
         self.updates_in = [held(piece) for piece in self.updates.expected.pieces]
         self.positions_in = positions_of(self.gradients.expected.pieces)
         self.positions_out = positions_of(self.updates.sent.pieces)
-        # Of the step under way:
+        # During a step:
         self.arrived: tuple[Tensor, Tensor] | None = None  # gradients, and which blocks have one
-        self.finished = 0  # blocks whose update is there
+        self.finished = 0  # blocks whose update is ready
         self.departed = False
 
     def _ways(self, boxes: Mapping[Tensor, list[Box]]) -> tuple[list[Way], list[Way]]:
@@ -70,7 +70,7 @@ class Exchange:
                     holders.setdefault(tuple((c.start, c.stop) for c in box), []).append(rank)
                     to_holders.append((owner, rank, Piece(number, box)))
             for bounds, ranks in holders.items():
-                # Of several replicas the owner itself sends, or one that varies with the owner.
+                # Of several replicas, the owner's own is sent, or one that varies with the owner.
                 source = owner if owner in ranks else ranks[owner % len(ranks)]
                 to_owners.append((source, owner, Piece(number, tuple(slice(*b) for b in bounds))))
         return to_owners, to_holders
@@ -78,11 +78,11 @@ class Exchange:
     # ---------------------------------------------------------------- a step
 
     def present(self) -> list[bool]:
-        """Only the messages of other ranks say whether these have a gradient."""
+        """Any block may have a gradient: only the messages from other ranks will tell."""
         return [True] * len(self.mine)
 
     def start(self) -> None:
-        """Send the pieces of the gradients that this rank holds on their way."""
+        """Send off the pieces of the gradients that this rank holds."""
         self.arrived, self.finished, self.departed = None, 0, False
         grads = {p: None if p.grad is None else local(p.grad) for p, _ in self.grads_out}
         pieces = [None if (g := grads[p]) is None else g[box] for p, box in self.grads_out]
@@ -110,7 +110,7 @@ class Exchange:
         return self.like.new_empty(len(self.mine), *self.blocks[0].shape)
 
     def deliver_(self, part: Part, U: Tensor, move: Move) -> None:
-        """Keep updates until they depart; the ranks that hold the parameters see to their decay."""
+        """Keep updates until they depart; the ranks that hold the parameters apply the decay."""
         if self.finished == 0:
             self._keep()
         scale_(U, move.pace, move.moving)
@@ -125,7 +125,7 @@ class Exchange:
         self.moving = torch.empty(len(self.mine), dtype=torch.bool, device=self.like.device)
 
     def depart(self, unfinished: bool) -> bool:
-        """Send the updates, once all are there, to the ranks that hold the parameters."""
+        """Send the updates, once all are ready, to the ranks that hold the parameters."""
         if self.departed:
             return True
         if self.finished < len(self.mine) and not unfinished:
@@ -155,7 +155,7 @@ class Exchange:
         foreach_add_(weights, pieces)
 
     def rest(self) -> None:
-        """Wait for the gradients even if no block is worked on here, and forget them."""
+        """Wait for the gradients, even if this rank works on no block, and forget them."""
         self._receive()
         self.arrived = None
 
@@ -189,10 +189,10 @@ class Exchange:
         return full.to(stack.device).unbind(0)
 
     def _spread(self, stack: Tensor) -> list[Tensor]:
-        """Large state of all blocks, each cut along its first dimension over the last of the mesh.
+        """Large state of all blocks, each cut by rows over the last dimension of the mesh.
 
-        What a checkpoint stores must not depend on who owns a block; without a mesh every rank gets
-        all of it.
+        What a checkpoint stores must not depend on who owns a block. Without a mesh, every rank
+        gets the whole state.
         """
         team, tail = self.team, stack.shape[2:]
         holders = 1 if team.mesh is None else team.mesh.shape[-1]

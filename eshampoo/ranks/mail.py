@@ -20,7 +20,7 @@ class Piece(NamedTuple):
     box: Box  # in the parameter
 
 
-# From rank, to rank, what.
+# The sending rank, the receiving rank, and what travels.
 Way = tuple[int, int, Piece]
 
 
@@ -31,7 +31,7 @@ class Parcels:
         self.pieces = [piece for parcel in parcels for piece in parcel]
         self.shapes = [extent(piece.box) for piece in self.pieces]
         self.sizes: list[int] = []  # of the parcels
-        self.lengths: list[int] = []  # of pieces and runs of flags, as they lie
+        self.lengths: list[int] = []  # of pieces and runs of flags, in the order of the buffer
         self.numbers: list[int] = []  # which of the lengths are those of pieces
         flags: list[int] = []
         for parcel in parcels:
@@ -40,16 +40,16 @@ class Parcels:
             self.lengths += [*numels, len(parcel)]
             self.sizes.append(sum(numels) + len(parcel))
             flags += range(sum(self.sizes) - len(parcel), sum(self.sizes))
-        self.flags = torch.tensor(flags, dtype=torch.long, device=device)  # where they lie
+        self.flags = torch.tensor(flags, dtype=torch.long, device=device)  # where flags lie
 
     def views(self, buffer: Tensor) -> list[Tensor]:
-        """Every piece, in a buffer."""
+        """Views of all pieces in a buffer."""
         split = torch.split_with_sizes(buffer, self.lengths)
         return [split[k].view(shape) for k, shape in zip(self.numbers, self.shapes, strict=True)]
 
 
 class Mail:
-    """One all-to-all: which pieces this rank sends to and receives from every other.
+    """One all-to-all: which pieces this rank sends to, and receives from, every other rank.
 
     Every piece travels with a flag: a gradient may be missing, a block may stand still.
     """
@@ -64,7 +64,7 @@ class Mail:
             if target == team.rank:
                 expected[source].append(piece)
         self.sent, self.expected = Parcels(sent, like.device), Parcels(expected, like.device)
-        # The same on all ranks: they all know all ways.
+        # The same on all ranks, because every rank knows all ways.
         self.stays = all(source == target for source, target, _ in ways)
         self.inbox = like.new_empty(0)
         self.work: dist.Work | None = None

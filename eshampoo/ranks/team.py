@@ -30,12 +30,12 @@ class Team:
         self.loads = [0.0] * self.size
         self.unreported: list[Failure] = []
         self.groups: set[int] = set()  # param groups with parameters of this team
-        self.device = torch.device("cpu")  # of these parameters
-        self.differed = torch.tensor(False)  # whether ranks made other calls, as far as is known
+        self.device = torch.device("cpu")  # of the parameters of this team
+        self.differed = torch.tensor(False)  # whether calls differed between ranks, as far as known
 
     @classmethod
     def of_mesh(cls, mesh: DeviceMesh) -> "Team":
-        """The ranks of a mesh; a sub-mesh of several dimensions makes a group for itself."""
+        """The ranks of a mesh; a sub-mesh of several dimensions gets a group of its own."""
         if mesh.size() == dist.get_world_size():
             return cls(default_group(), mesh)
         return cls(mesh.get_group() if mesh.ndim == 1 else flattened(mesh).get_group(), mesh)
@@ -54,7 +54,7 @@ class Team:
         return [tuple(slice(0, size) for size in p.shape)] * self.size
 
     def assign(self, blocks: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
-        """The owner of each block, of which shape and modes are given."""
+        """The owner of each block, given the shapes and modes of the blocks."""
         return share_out_([cost(shape, modes) for shape, modes in blocks], self.loads)
 
     # ---------------------------------------------------------------- at every call
@@ -62,8 +62,8 @@ class Team:
     def check_call(self, call: str, options: Sequence[Options], read: bool) -> None:
         """Refuse, on every rank, a call that is not the same on all: one small all-reduce.
 
-        Where the host is not to `read` from a device, a difference is found at the next call at
-        which it does.
+        Without `read` the host does not wait for the device, and a difference is found at the next
+        call with `read`.
         """
         mine = facts_of_call(call, {index: options[index] for index in sorted(self.groups)})
         mark = zlib.crc32(repr(mine).encode())
@@ -73,7 +73,7 @@ class Team:
         except RuntimeError as error:
             raise RuntimeError(
                 f"rank {self.rank} of {self.size} has called {call}, and not all others have: "
-                f"{error}. Every rank must make the same calls: see what became of the others"
+                f"{error}. Every rank must make the same calls: find out why the others did not"
             ) from error
         self.differed = self.differed.to(self.device) | (marks.sum() != 0)
         if read and self.differed:
@@ -83,12 +83,12 @@ class Team:
             )
             raise ValueError(
                 f"{found}; ranks that share work must make the same calls with the same options. "
-                "This call has changed nothing. Write into param groups on all ranks, leave out no "
-                "step() or state_dict() on one of them, and continue from a checkpoint"
+                "This call has changed nothing. Write into param groups on all ranks, call step() "
+                "and state_dict() on all ranks, and continue from a checkpoint"
             )
 
     def any_words(self, words: str) -> str:
-        """What the first rank says that says anything."""
+        """The words of the first rank that has any."""
         everyone = [""] * self.size
         dist.all_gather_object(everyone, words, group=self.group)
         return next((theirs for theirs in everyone if theirs), "")
@@ -96,7 +96,7 @@ class Team:
     # ---------------------------------------------------------------- in a step
 
     def lay_out_gradient(self, p: Tensor) -> None:
-        """Place a gradient like its parameter; tensor parallelism may leave it an unfinished sum.
+        """Place a gradient like its parameter; tensor parallelism may leave it as a partial sum.
 
         This communicates, so the order of the parameters must be the same on all ranks.
         """
@@ -115,8 +115,8 @@ class Team:
     def vote(self, params: Sequence[Tensor]) -> Tensor:
         """What is wrong with the gradient of each parameter on any rank [P].
 
-        0 nothing, 1 it has NaN or Inf, or its squares overflow, 2 there is none. Element-wise
-        parameters stay on their shards, but all shards of one take a step, or none.
+        0: nothing; 1: it has NaN or Inf, or its squares overflow; 2: there is none. Element-wise
+        parameters stay on their shards, but either all shards of a parameter take a step or none.
         """
         missing = torch.tensor([2 * (p.grad is None) for p in params], dtype=torch.int32)
         infinite = ~(held_sizes(params) < 1)
@@ -145,10 +145,10 @@ class Team:
 def everyones(
     failures: Sequence[Failure], teams: Mapping[Tensor, Team], due: Collection[object]
 ) -> list[Failure]:
-    """What to raise now: at the calls of checks, ranks tell each other of shared blocks.
+    """The failures to raise now; at calls with checks, ranks tell each other about shared blocks.
 
-    Gradients that were skipped delay the checks of their blocks, which only the owner knows; so
-    all ranks count calls, and what failed in between waits. `due` are the teams with a check.
+    A skipped gradient delays the check of its block, which only the owner knows. So all ranks count
+    calls, and failures between two such calls wait. `due` are the teams with a check.
     """
     found = [failure for failure in failures if failure[0] not in teams]
     for failure in failures:
@@ -161,7 +161,7 @@ def everyones(
 
 
 def share_out_(costs: Sequence[float], loads: list[float]) -> list[int]:
-    """The owner of each block, if the ranks have these loads already, which grow.
+    """The owner of each block; its cost is added to `loads`, the work that the ranks have already.
 
     The most expensive block goes to the rank with the least to do, and so on; of equal ranks, to
     the first.
@@ -179,7 +179,7 @@ def share_out_(costs: Sequence[float], loads: list[float]) -> list[int]:
 def cost(shape: Sequence[int], modes: Sequence[int]) -> float:
     """Work on a block: decompositions m³ + n³ and products mn(m + n), for modes with a basis.
 
-    A block without one has products with its smaller side (Muon).
+    A block without a basis has only products with its smaller side (Muon).
     """
     numel = prod(shape)
     if not modes:
@@ -194,7 +194,7 @@ def agreed_teams(
     params: Sequence[Tensor],
     o: Options,
     index: int,  # of the param group
-    about: Mapping[str, str],  # what the ranks must agree on beside the options
+    about: Mapping[str, str],  # what the ranks must agree on besides the options
     every: Sequence[Tensor],  # the parameters of all groups
     names: Mapping[Tensor, str],
     known: dict[dist.ProcessGroup | DeviceMesh, Team],
@@ -215,7 +215,7 @@ def find_teams(
     group: dist.ProcessGroup | None,
     known: dict[dist.ProcessGroup | DeviceMesh, Team],
 ) -> dict[Tensor, Team]:
-    """The ranks that share the work on each parameter; those not listed are worked on here.
+    """The team of each parameter; this rank works alone on parameters that are not listed.
 
     A team is made once: `known` keeps it.
     """
@@ -252,9 +252,9 @@ def mesh_of(p: Tensor) -> DeviceMesh:
 def check_meshes(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
     """Refuse meshes if some ranks know one of them and others know both.
 
-    Slices of one mesh are there on all of its ranks. With anything else, ranks that have no part in
-    a parameter would raise, or not have it, and the others would wait for them. Every rank sees
-    the same parameters, so all raise the same without asking.
+    All ranks of a mesh know its slices. With other meshes, ranks that have no part in a parameter
+    would raise an error, or not have the parameter, and the other ranks would wait for them. Every
+    rank sees the same parameters, so all raise the same error without communicating.
     """
     meshes: dict[DeviceMesh, Tensor] = {}
     for p in params:

@@ -1,4 +1,4 @@
-"""The names of `torch.distributed` that are private, in one place, as they are in torch 2.13."""
+"""The private names of `torch.distributed`, in one place, as they are in torch 2.13."""
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,14 +14,14 @@ def default_group() -> dist.ProcessGroup:
 
 
 def flattened(mesh: DeviceMesh) -> DeviceMesh:
-    """A mesh of several dimensions as one of one dimension, with a group."""
+    """A mesh of several dimensions, flattened to one dimension, with a group."""
     return mesh._flatten()
 
 
 def root_ranks(mesh: DeviceMesh) -> list[int]:
     """The ranks of the mesh that this one is a slice of, or its own."""
     find = getattr(mesh, "_get_root_mesh", None)
-    if find is None:  # older versions of torch know it elsewhere, newer ones no longer there
+    if find is None:  # older versions of torch have it elsewhere
         from torch.distributed.device_mesh import _mesh_resources
 
         return sorted(_mesh_resources.get_root_mesh(mesh).mesh.flatten().tolist())

@@ -1,7 +1,7 @@
 """What an optimizer is bound to: the tensors of its param groups and the entries of `state`.
 
-Frameworks replace the tensors, move them and materialise them; users write into `state`. Both are
-found out at the next call, and the state follows or the call is refused.
+Frameworks replace the tensors, move them and materialise them; users write into `state`. The next
+call notices: the state follows, or the call is refused.
 """
 
 import sys
@@ -41,7 +41,7 @@ class Bond(NamedTuple):
 
 
 def check_copyable(known: Mapping[Any, Any]) -> None:
-    """Refuse to copy an optimizer whose work other ranks have a part in."""
+    """Refuse to copy an optimizer that shares work with other ranks."""
     if known:
         raise TypeError(
             "an optimizer that shares its work over ranks cannot be copied or pickled; build "
@@ -65,9 +65,6 @@ def bind(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> Bond:
     return Bond(tensors, sizes, looks, shapes, named(groups), on_meta, owners, shown, kept)
 
 
-# Every step asks these two, so they leave the loops over parameters to functions written in C.
-
-
 def named(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:
     """Names of the parameters, where the optimizer was given them."""
     return {
@@ -78,14 +75,14 @@ def named(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:
 
 
 def as_lists_(groups: Sequence[dict[str, Any]]) -> list[list[Tensor]]:
-    """The tensors of every group; iterators are read once, and what is no tensor is refused."""
+    """The tensors of every group; iterators are read once, and other objects are refused."""
     for group in groups:
         given = group["params"]
         group["params"] = [given] if isinstance(given, Tensor) else list(given)
         for p in group["params"]:
             if not isinstance(p, Tensor):
                 raise TypeError(
-                    f"a param group has a {type(p).__name__} among its 'params'; it must have "
+                    f"a param group has a {type(p).__name__} among its 'params'; all must be "
                     "tensors: write names into 'param_names', in the same order"
                 )
         check_leaves(group["params"])
@@ -99,7 +96,7 @@ def as_lists_(groups: Sequence[dict[str, Any]]) -> list[list[Tensor]]:
 
 
 def listed(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A param group with a list of leaves; what torch refuses, it gets as it is."""
+    """A param group with a list of leaves; what torch will refuse is passed on as it is."""
     given = group["params"]
     params = given if isinstance(given, Tensor | set) else list(given)
     if not isinstance(params, set):
@@ -108,7 +105,7 @@ def listed(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_leaves(params: Tensor | Sequence[Any]) -> None:
-    """Refuse the results of computations."""
+    """Refuse tensors that are the results of computations."""
     for entry in [params] if isinstance(params, Tensor) else params:
         p = entry[1] if isinstance(entry, tuple) else entry
         if isinstance(p, Tensor) and not (p.is_leaf or p.retains_grad):
@@ -120,7 +117,7 @@ def check_leaves(params: Tensor | Sequence[Any]) -> None:
 
 def check_kinds(params: Iterable[Tensor], names: Mapping[Tensor, str]) -> None:
     """Refuse tensors that cannot be trained."""
-    fake = sys.modules.get("torch._subclasses.fake_tensor")  # none exists if it is not imported
+    fake = sys.modules.get("torch._subclasses.fake_tensor")  # no FakeTensor exists without it
     for p in params:
         if not p.is_floating_point():
             raise TypeError(
@@ -135,13 +132,13 @@ def check_kinds(params: Iterable[Tensor], names: Mapping[Tensor, str]) -> None:
         if fake is not None and isinstance(p, fake.FakeTensor):
             raise NotImplementedError(
                 f"{called(p, names)} is a FakeTensor; bases are computed from values, which it "
-                "does not have. To know the memory that the state takes, build model and optimizer "
-                "on the meta device and add up the sizes in state_dict()"
+                "does not have. To find out how much memory the state takes, build model and "
+                "optimizer on the meta device and add up the sizes in state_dict()"
             )
 
 
 def check_materialised(bond: Bond) -> None:
-    """Refuse parameters that were left on the meta device while the model got others."""
+    """Refuse parameters that were left on the meta device while the model got other tensors."""
     left = [p for p in bond.on_meta if p.grad is None and p.requires_grad]
     if left:
         raise RuntimeError(
@@ -153,9 +150,9 @@ def check_materialised(bond: Bond) -> None:
 
 
 def warn_if_plain(buckets: Sequence[Bucket], names: Mapping[Tensor, str]) -> None:
-    """Tell the user that nothing has a basis: the model was flattened, or it was asked for.
+    """Tell the user that no parameter has a basis, because of options or a flattened model.
 
-    The rule is about parameters, so ranks that own nothing find what the others find.
+    The test is about parameters, so ranks that own no blocks come to the same result.
     """
     params = [p for bucket in buckets for p in bucket.parameters]
     if not params or not all(bucket.elementwise for bucket in buckets):
@@ -163,7 +160,7 @@ def warn_if_plain(buckets: Sequence[Bucket], names: Mapping[Tensor, str]) -> Non
     matrices = [p for p in params if sum(size != 1 for size in p.shape) > 1]
     longest = max(matrices or params, key=Tensor.numel)
     why = (
-        "its matrices have matrices='adam'. Leave that to the param groups that want it"
+        "the matrices have matrices='adam'. Set that only in the param groups that need it"
         if matrices
         else "all are vectors. If a framework has flattened the model (DeepSpeed ZeRO, FSDP1), the "
         "rows and columns of its matrices are lost: shard with FSDP2, or DDP with process_group="
@@ -178,9 +175,9 @@ def warn_if_plain(buckets: Sequence[Bucket], names: Mapping[Tensor, str]) -> Non
 def heirs(bond: Bond, now: Sequence[Sequence[Tensor]], begun: bool) -> dict[Tensor, Tensor]:
     """For each tensor, the one whose state it takes over; tensors that start afresh are left out.
 
-    A tensor that was there before keeps its state. One that is new stands where another one stood
-    that is gone, or nothing is gone: otherwise nobody knows which one it replaces. Before the run
-    has begun there is nothing to lose, and such tensors start afresh.
+    A tensor that was there before keeps its state. A new tensor takes over from the tensor that is
+    gone from its place; if no tensor is gone, it starts afresh. Otherwise nobody knows what it
+    replaces: an error, or a fresh start before the run has begun, when there is nothing to lose.
     """
     before = bond.groups if len(bond.groups) == len(now) else [list(chain(*bond.groups))]
     now = now if len(bond.groups) == len(now) else [list(chain(*now))]
@@ -207,8 +204,8 @@ def heirs(bond: Bond, now: Sequence[Sequence[Tensor]], begun: bool) -> dict[Tens
         if q.shape != bond.shapes[p]:
             raise ValueError(
                 f"{called(p, bond.names)} had the shape {tuple(bond.shapes[p])} and has become a "
-                f"tensor of shape {tuple(q.shape)}; only one of the same shape can take the state "
-                "along: put back what was there, or build a new optimizer"
+                f"tensor of shape {tuple(q.shape)}; only a tensor of the same shape can take over "
+                "the state: put back the old tensor, or build a new optimizer"
             )
     return found
 
@@ -236,17 +233,17 @@ class Edits(NamedTuple):
 
     written: list[tuple[dict[str, Any], str, Tensor, Tensor]]  # where, name, ours, theirs
     afresh: set[Tensor]  # parameters whose entries were taken away
-    extras: dict[Tensor, dict[str, Any]]  # entries that are none of ours
+    extras: dict[Tensor, dict[str, Any]]  # entries that are not ours
 
     def take_(self) -> None:
-        """Copy what was written into our tensors, and show them again."""
+        """Copy the values that users wrote into our tensors, and show our tensors again."""
         for entry, name, ours, value in self.written:
             ours.copy_(value)
             entry[name] = ours
 
 
 def read_edits(bond: Bond, state: Mapping[Any, Any], found: Mapping[Tensor, Tensor]) -> Edits:
-    """Compare `state` with what it showed; what cannot be taken is refused."""
+    """Compare `state` with what it showed; refuse values that do not fit."""
     edits = Edits([], set(), {})
     successor = {p: q for q, p in found.items()}
     for q in state.keys() - bond.shapes.keys() - found.keys():
@@ -259,7 +256,7 @@ def read_edits(bond: Bond, state: Mapping[Any, Any], found: Mapping[Tensor, Tens
         if p not in successor:
             continue
         theirs = state[p] if p in state else state.get(successor[p])
-        # Ranks that own no block of p show nothing, and must decide as the others do.
+        # Ranks that own no block of p show nothing, and must decide like the other ranks.
         if theirs is None or (not theirs and theirs is not shown):
             edits.afresh.add(p)
             continue
@@ -271,7 +268,7 @@ def read_edits(bond: Bond, state: Mapping[Any, Any], found: Mapping[Tensor, Tens
 
 
 def _fitting(entry: Mapping[str, Any], name: str, ours: Tensor, p: Tensor, bond: Bond) -> Tensor:
-    """A value that a user wrote, if it can be taken."""
+    """The value that a user wrote; refused if it does not fit."""
     value = entry.get(name)
     if isinstance(value, int | float):
         value = torch.full_like(ours, value)

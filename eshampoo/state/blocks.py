@@ -35,15 +35,15 @@ class Block(NamedTuple):
     total: int  # number of blocks of its parameter
     box: Box
     shape: tuple[int, ...]  # with merged dimensions
-    phase: float = 0.0  # when it is checked within the gap of two checks, if they are spread
+    phase: float = 0.0  # the share of the gap by which its checks come earlier, with stagger
 
     def of(self, tensor: Tensor) -> Tensor:
-        """A view of this block in a tensor that lies like the parameter."""
+        """A view of this block in a tensor that is laid out like the parameter."""
         held = local(tensor)
         return held if self.total == 1 else held[self.box]
 
     def unmerged(self, row: Tensor) -> Tensor:
-        """What belongs to this block in a row of a stack, with the dimensions of the parameter."""
+        """The entries of this block in a row of a stack, with the dimensions of the parameter."""
         shape = extent(self.box)
         if row.shape == shape:
             return row
@@ -57,7 +57,7 @@ def extent(box: Box) -> tuple[int, ...]:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this is a DTensor. None exists where their module, slow to import, was not needed."""
+    """Whether this is a DTensor; none exists until their module, slow to import, is loaded."""
     if type(tensor) is Tensor:
         return False
     module = sys.modules.get("torch.distributed.tensor")
@@ -70,14 +70,15 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor; of a DTensor all ranks must ask."""
+    """All of a tensor; for a DTensor, all ranks must call this."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def held_sizes(params: Sequence[Tensor]) -> Tensor:
     """‖G‖ of what this rank holds of each gradient, in units of √max [P].
 
-    From 1 on squares overflow. 0 where there is no gradient, NaN or Inf where it is not finite.
+    From 1 on, squares overflow. It is 0 without a gradient, and NaN or Inf for one that is not
+    finite.
     """
     held = [local(p).new_zeros(1) if p.grad is None else local(p.grad) for p in params]
     # In the precision of the state.
@@ -94,7 +95,7 @@ def called(p: Tensor, names: Mapping[Tensor, str]) -> str:
 
 
 def by_parameter(blocks: Sequence[Block]) -> dict[Tensor, list[int]]:
-    """Where the blocks of each parameter stand: a run."""
+    """The numbers of the blocks of each parameter, which are consecutive."""
     found: dict[Tensor, list[int]] = {}
     for number, block in enumerate(blocks):
         found.setdefault(block.parameter, []).append(number)
@@ -107,7 +108,7 @@ def by_parameter(blocks: Sequence[Block]) -> dict[Tensor, list[int]]:
 def together(size: int, device: torch.device) -> int:
     """How many blocks of `size` bytes are worked on at a time.
 
-    On a CPU every thread gets the same number of them: a batch of products runs side by side, one
+    On a CPU every thread gets the same number of blocks: a batch of products runs side by side, one
     product per thread.
     """
     if device.type == "cpu":
@@ -124,39 +125,39 @@ class Part:
         self.blocks = blocks[start:stop]
         self.parameters = [block.parameter for block in self.blocks]
         self.shapes = [extent(block.box) for block in self.blocks]
-        # Blocks that are whole parameters, as nearly all are: nothing is to be cut out of them.
+        # Whether every block is a whole parameter, as nearly all are: then nothing is cut.
         self.whole = all(block.total == 1 for block in self.blocks)
         self.whole = self.whole and not any(map(is_sharded, self.parameters))
         sizes, room = [prod(shape) for shape in self.shapes], prod(state.exp_avg.shape[1:])
-        # Vectors that are shorter than the rows of their stack have zeros behind them.
+        # Vectors that are shorter than the rows of their stack are padded with zeros.
         self.padded = any(size < room for size in sizes)
         self.lengths = [length for size in sizes for length in (size, room - size)]
         self._buffer: Tensor | None = None
 
     def buffer(self, stays: bool) -> Tensor:
-        """Memory for the gradients; getting it anew at every step costs a CPU 3 % of the step."""
+        """Memory for the gradients; allocating it at every step costs a CPU 3 % of the step."""
         s, found = self.state, self._buffer
         found = torch.empty_like(s.exp_avg, dtype=s.step.dtype) if found is None else found
         self._buffer = found if stays else None
         return found
 
     def rows(self, X: Tensor) -> list[Tensor]:
-        """What belongs to each block in a stack, as it lies in the parameter."""
-        # One operation for all: vector, rest, vector, rest, …
+        """The entries of each block in a stack, in the shape that they have in the parameter."""
+        # One operation for all: vector, padding, vector, padding, …
         rows = torch.split(X.view(-1), self.lengths)[::2] if self.padded else X.unbind(0)
         pairs = zip(rows, self.shapes, strict=True)
         return [row if row.shape == shape else row.view(shape) for row, shape in pairs]
 
     def cut(self, tensors: list[Tensor], here: list[bool]) -> list[Tensor]:
-        """What belongs to each of the blocks `here`, of tensors that lie like their parameters."""
+        """The blocks `here`, cut from tensors that are laid out like their parameters."""
         pairs = zip(compress(self.blocks, here), tensors, strict=True)
         return tensors if self.whole else [block.of(tensor) for block, tensor in pairs]
 
 
 def scale_(U: Tensor, pace: Tensor, moving: Tensor) -> None:
-    """U ← pace · U; −0.0, which changes no bit of what it is added to, for blocks that stand still.
+    """U ← pace · U; for blocks that stand still −0.0, which changes no bit of what it is added to.
 
-    The `pace` [N, 1] of those is −0.0.
+    Their `pace` [N, 1] is −0.0.
     """
     bits, U = BITS[U.dtype], U.view(len(U), -1)
     U.view(bits).mul_(moving.to(bits))
@@ -170,19 +171,19 @@ class Move(NamedTuple):
     moving: Tensor  # [N, 1], the blocks that move
     here: list[bool]  # the blocks that have a gradient
     decay: float  # λ
-    note: partial[Any]  # called with the last write: the part has moved
+    note: partial[Any]  # called right after the last write, to note that the part has moved
 
 
 class Route(Protocol):
-    """How gradients come to the blocks of a bucket, and how updates come to the parameters."""
+    """How gradients reach the blocks of a bucket, and how updates reach the parameters."""
 
-    # The blocks of the bucket, on whatever rank they are worked on.
+    # All blocks of the bucket, whichever rank works on them.
     @property
     def blocks(self) -> list[Block]: ...
     # Which of the blocks are worked on here.
     @property
     def mine(self) -> Sequence[int]: ...
-    # The ranks that share the work; None: nobody else.
+    # The ranks that share the work; None: this process alone.
     @property
     def team(self) -> object: ...
     # Which of the blocks here may have a gradient.
@@ -193,11 +194,11 @@ class Route(Protocol):
     def gather(self, part: Part, here: list[bool], stays: bool) -> tuple[Tensor, Tensor | None]: ...
     # Take the updates of a part.
     def deliver_(self, part: Part, U: Tensor, move: Move) -> None: ...
-    # Updates leave if all of them are finished, or if they must; whether they have left.
+    # Updates leave if all of them are finished, or if `unfinished`; returns whether they have left.
     def depart(self, unfinished: bool) -> bool: ...
     # Updates arrive at the parameters, which shrink by `decay`.
     def arrive_(self, decay: float | Tensor) -> None: ...
-    # Nothing leaves: the gradients were only looked at.
+    # No update leaves: the gradients were only observed.
     def rest(self) -> None: ...
     # Sum over the ranks that share the work.
     def add_up_(self, totals: Tensor) -> None: ...
@@ -227,7 +228,7 @@ class Local:
             G.zero_()
         grads = [g for p in part.parameters if (g := p.grad) is not None]
         foreach_copy_(list(compress(part.rows(G), here)), part.cut(grads, here))
-        # Where all blocks have one, nothing is copied to the device.
+        # If all blocks have a gradient, nothing is copied to the device.
         return G, None if whole else torch.tensor(here, device=G.device)
 
     def deliver_(self, part: Part, U: Tensor, move: Move) -> None:
@@ -253,5 +254,5 @@ class Local:
         """Nobody else has anything to add."""
 
     def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]:
-        """Copies without the rest of the stack."""
+        """Copies for each parameter, without the rest of the stack."""
         return {p: stack[n[0] : n[-1] + 1].clone() for p, n in by_parameter(self.blocks).items()}

@@ -24,7 +24,7 @@ SHARED_BYTES = 1 << 20
 class Bucket:
     """Blocks of one param group with the same row of the table, shape, modes, dtype and device.
 
-    Of blocks whose work is shared, a bucket holds those that this rank owns; there may be none.
+    If ranks share the work, a bucket holds only the blocks that this rank owns, perhaps none.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Bucket:
         # The host's idea of t, and of the count of observations: never behind the device, which
         # does not count skipped gradients.
         self.clocks = {"step": [method.start] * count, "observe": [0] * count}
-        self.skipped = [0] * count  # as of the last time that the host read anything
+        self.skipped = [0] * count  # as the host last read it
         # For each parameter: its blocks in the route, and the run of their positions in the stacks.
         self.numbers = by_parameter(route.blocks)
         self.positions = by_parameter(self.blocks)
-        self.several = any(block.total > 1 for block in route.blocks)  # of one parameter
+        self.several = any(block.total > 1 for block in route.blocks)  # blocks per parameter
         self.suffixes: Mapping[Tensor, str] = {}
-        # Whether other ranks have a part in what is kept, or in the parameters.
+        # Whether other ranks have a part in the state or in the parameters.
         self.spread = route.team is not None or any(map(is_sharded, self.numbers))
 
     @property
@@ -69,12 +69,12 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        """The size of a block."""
+        """The size of a block in bytes."""
         return self.state.step.element_size() * prod(self.shape)
 
     @property
     def memory(self) -> tuple[torch.device, torch.dtype]:
-        """Where the state is and what it consists of."""
+        """The device and the dtype of the state."""
         return self.state.step.device, self.state.step.dtype
 
     @cached_property
@@ -83,7 +83,7 @@ class Bucket:
         return [extent(block.box) for block in self.blocks]
 
     def parts(self) -> list[Part]:
-        """The blocks, some at a time."""
+        """The blocks, cut into parts."""
         count, blocks = together(self.nbytes, self.state.step.device), len(self.blocks)
         starts = range(0, blocks, count)
         return [Part(self.state, self.blocks, i, min(i + count, blocks)) for i in starts]
@@ -103,9 +103,9 @@ class Bucket:
         return name + self.suffixes.get(p, "")
 
     def views(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Per parameter, its views of every stack; those without a basis look like torch's.
+        """Per parameter, its views of every stack; without a basis, they look like torch's state.
 
-        A rank that owns no block of a parameter has views of none: all ranks show the same names.
+        A rank that owns no block of a parameter has empty views, so all ranks show the same names.
         """
         named = self.named()
         for p in self.parameters:
@@ -121,7 +121,7 @@ class Bucket:
             yield p, {self.named_as(name, p): view for name, view in views.items()}
 
     def copies(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """As `views`, but of copies; no other rank has a part in this bucket."""
+        """Like `views`, but copies; no other rank has a part in this bucket."""
         named = self.named()
         counts = [len(positions) for positions in self.positions.values()]
         shapes = self.extents if self.elementwise else None
@@ -134,7 +134,7 @@ class Bucket:
     # ---------------------------------------------------------------- state that was written
 
     def reset_(self) -> None:
-        """Back to the state before the first gradient."""
+        """Go back to the state before the first gradient."""
         for stack in self.named().values():
             stack.zero_()
         self.state.step.fill_(float(self.method.start))
@@ -159,9 +159,9 @@ class Bucket:
 def _copies(
     stack: Tensor, counts: list[int], shapes: Sequence[tuple[int, ...]] | None
 ) -> list[Tensor]:
-    """Copies of runs of so many rows, or of what belongs to a parameter of such a shape in a row.
+    """Copies of runs of rows, as long as `counts` says, or of a row's first entries, in `shapes`.
 
-    Small ones are copied together: to copy each by itself takes four times as long.
+    Small ones are copied together: copying each by itself takes four times as long.
     """
     nbytes = stack.numel() * stack.element_size() // len(counts)
     many = max(1, SHARED_BYTES // max(1, nbytes))
@@ -179,14 +179,14 @@ def _copies(
 
 
 def _first_entries(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
-    """Of each row a copy in the shape of a parameter; numbers have no shape."""
+    """Copies of the first entries of each row, in the shape of its parameter; or of numbers."""
     if rows.dim() == 1:
         return rows.clone().unbind(0)
     sizes, room = [prod(shape) for shape in shapes], rows[0].numel()
     if len(set(shapes)) == 1:
         kept = rows.flatten(1)[:, : sizes[0]].clone(memory_format=torch.contiguous_format)
         return kept.view(-1, *shapes[0]).unbind(0)
-    # One operation for all: entries, rest, entries, rest, …
+    # One operation for all: entries, padding, entries, padding, …
     lengths = [length for size in sizes for length in (size, room - size)]
     kept = torch.cat(torch.split(rows.reshape(-1), lengths)[::2])
     pieces = zip(torch.split(kept, sizes), shapes, strict=True)
@@ -201,7 +201,7 @@ class Batch(NamedTuple):
 
     step: Tensor  # [N], of all their blocks
     skipped: Tensor  # [N]
-    observations: Tensor | None  # [N], of the one bucket that they are of
+    observations: Tensor | None  # [N], if the parts belong to one bucket that is observed
     parts: list[tuple[Bucket, Part]]
 
     def alone(self) -> "list[Batch]":
@@ -230,7 +230,7 @@ def remembered(buckets: Sequence[Bucket]) -> Histories:
 def remember_(
     buckets: Sequence[Bucket], histories: Histories, heir_of: Mapping[Tensor, Tensor]
 ) -> None:
-    """Give factors the history of those whose place they take."""
+    """Give factors the history of the factors that they replace."""
     for bucket in buckets if histories else ():
         for position, block in enumerate(bucket.blocks):
             for k in range(len(bucket.modes)):
@@ -253,7 +253,7 @@ def batches(buckets: Sequence[Bucket]) -> list[Batch]:
     """Cut the buckets of one param group into parts, and join the parts that are small."""
     joint: dict[tuple[Any, ...], list[Bucket]] = defaultdict(list)
     for bucket in buckets:
-        # Coefficients differ by these; gradients from other ranks arrive bucket by bucket.
+        # Coefficients depend on this key; gradients from other ranks arrive bucket by bucket.
         shares = isinstance(bucket.route, Local) and bucket.state.observations is None
         alone = None if shares else bucket
         key = bucket.method, bucket.memory, bucket.state.exp_avg_sq is None, alone

@@ -26,7 +26,7 @@ def build(
     teams: "Mapping[Tensor, Team]",
     names: Mapping[Tensor, str],
 ) -> list[Bucket]:
-    """Cut parameters into blocks, and stack those of one row, shape, dtype, device and team."""
+    """Cut parameters into blocks, and stack blocks of one row, shape, dtype, device and team."""
     members: dict[tuple[Any, ...], list[Block]] = defaultdict(list)
     without_basis = method.without_basis()
     for p in params:
@@ -57,8 +57,8 @@ def _spread(
 ) -> dict[tuple[Any, ...], list[Block]]:
     """Give every block its phase: the share of all bases' costs that comes before its own.
 
-    It follows from the parameters alone, so that all ranks and resumed runs agree. Factors of one
-    size are neighbours, for they are solved together.
+    It follows from the parameters alone, so all ranks and resumed runs agree. Factors of one size
+    are neighbours, because they are solved together.
     """
     costs = {key: sum(eigh_cost(key[1][mode]) for mode in key[2]) for key in members}
     total = sum(costs[key] * len(blocks) for key, blocks in members.items())
@@ -83,7 +83,7 @@ def _owners(members: Mapping[tuple[Any, ...], list[Block]]) -> dict[tuple[Any, .
 def show_(
     buckets: Sequence[Bucket], params: Sequence[Tensor], state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Show each parameter views of the state of its buckets; without a block it has none."""
+    """Put views of the buckets into `state`; a parameter without blocks gets an empty entry."""
     for p in params:
         state[p] = {}
     for bucket in buckets:

@@ -26,18 +26,18 @@ from .state import is_own, own_among
 
 State = dict[Tensor, dict[str, Tensor]]
 
-# What states of versions without a budget lack: it is zero then.
+# Entries that states of versions without a budget lack; they are zero then.
 OPTIONAL = ("basis_waited", "basis_spent")
-# Group keys that cannot be stored; a τ schedule, which is code, is the other.
+# Group keys that cannot be stored, besides a τ schedule, which is code.
 WITHOUT_CODE = ("process_group",)
 
 
 def pack(
     groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any], buckets: Sequence[Bucket]
 ) -> dict[str, Any]:
-    """Plain data; values that are code come from the constructor of the optimizer that loads.
+    """The state as plain data, without code, which the constructor of the next optimizer provides.
 
-    What users wrote into `state` goes along.
+    What users wrote into `state` is included.
     """
     numbers: dict[int, int] = {}  # by id, which takes a fraction of the time
     packed_groups, start = [], 0
@@ -55,7 +55,7 @@ def pack(
 
 
 def collected(state: Mapping[Any, Any], buckets: Sequence[Bucket]) -> dict[Any, Any]:
-    """Per parameter, what a checkpoint holds of it; ranks that share work all take part.
+    """Per parameter, what a checkpoint holds of it; all ranks that share work must call this.
 
     Entries are copies, which later steps leave alone.
     """
@@ -65,7 +65,7 @@ def collected(state: Mapping[Any, Any], buckets: Sequence[Bucket]) -> dict[Any, 
             others = found[p]
             found[p] = {**others, **values} if others else values
     for (key, entries), entry in zip(list(found.items()), state.values(), strict=True):
-        ours = entries or {}  # and what users wrote
+        ours = entries or {}  # while `entry` also has what users wrote
         if not isinstance(entry, dict):
             found[key] = entry
         elif len(ours) != len(entry) or not ours:
@@ -74,7 +74,7 @@ def collected(state: Mapping[Any, Any], buckets: Sequence[Bucket]) -> dict[Any, 
 
 
 def _stored(bucket: Bucket) -> Iterable[tuple[Tensor, dict[str, Tensor]]]:
-    """Per parameter, what a checkpoint holds of a bucket; ranks that share it all take part."""
+    """Per parameter, what a checkpoint holds of a bucket; all ranks that share it take part."""
     if not bucket.spread:
         return bucket.copies()
     if bucket.elementwise:
@@ -103,7 +103,7 @@ def after_hooks(
     """A copy of a state, or what the hooks of an optimizer make of it."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(
-            f"a state is a dictionary, and this is a {type(state_dict).__name__}; pass what "
+            f"a state is a dictionary, but this is a {type(state_dict).__name__}; pass what "
             "optimizer.state_dict() returned, on every rank"
         )
     taken = dict(state_dict)
@@ -162,7 +162,7 @@ def _taken(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Loaded(NamedTuple):
-    """What a state says."""
+    """What was read from a state."""
 
     state: State  # of every parameter
     adam: bool  # whether it is AdamW's
@@ -244,7 +244,7 @@ def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:
 
 
 def take_over_(buckets: Sequence[Bucket], loaded: Loaded, shown: dict[Any, Any]) -> None:
-    """Continue from a state that was read; what was recorded of checks belongs to another run."""
+    """Continue from a state that was read; forget recorded checks, which are of another run."""
     if loaded.adam:
         fill_from_adam_(buckets, loaded.state)
     else:
@@ -255,7 +255,7 @@ def take_over_(buckets: Sequence[Bucket], loaded: Loaded, shown: dict[Any, Any])
 
 
 def fill_(buckets: Sequence[Bucket], state: State, shown: Mapping[Any, Any]) -> None:
-    """Write a state into the stacks; where no other rank has a part, through what users see."""
+    """Write a state into the stacks; where no other rank has a part, through the users' views."""
     spread = [bucket for bucket in buckets if bucket.spread]
     shared = {p for bucket in spread for p in bucket.parameters}
     views: list[Tensor] = []
@@ -311,7 +311,7 @@ def _in_order(buckets: Sequence[Bucket], state: State) -> Iterator[tuple[Bucket,
     """Buckets and their parameters, parameter by parameter.
 
     Reading a DTensor communicates, and only the parameters have the same order on all ranks:
-    element-wise ones fall into buckets by what a rank holds of them.
+    element-wise parameters fall into buckets by what a rank holds of them.
     """
     where: dict[Tensor, list[Bucket]] = {p: [] for p in state}
     for bucket in buckets:
@@ -335,14 +335,14 @@ def _here(value: Tensor, p: Tensor, bucket: Bucket) -> Tensor:
 
 
 def apart(entry: Any) -> Any:  # noqa: ANN401 - of `state`: a dictionary, or what others wrote
-    """An entry of `state` without the rest of the stacks that it shows."""
+    """An entry of `state`, with copies instead of views of stacks."""
     if not isinstance(entry, dict):
         return entry
     return {name: v.clone() if isinstance(v, Tensor) else v for name, v in entry.items()}
 
 
 def add_others_(state: dict[Any, Any], values: Mapping[Any, Any]) -> None:
-    """Write what other tools had in a state, beside what is ours."""
+    """Write the entries of other tools into a state, beside ours."""
     for key, entry in values.items():
         if isinstance(key, Tensor):
             state[key].update({n: v for n, v in entry.items() if not is_own(n)})

@@ -26,7 +26,7 @@ SKINNY = 8
 
 
 def every_side(shape: Sequence[int], o: Options) -> Sides:
-    """Every dimension above 1 is a mode with a basis, but no skinny one; merged if asked.
+    """Every dimension above 1 is a mode with a basis, except skinny ones; `merge_dims` joins some.
 
     With `sides` other than "both", a block of several modes has a basis for one of them at most.
     """
@@ -51,14 +51,14 @@ def every_side(shape: Sequence[int], o: Options) -> Sides:
 
 
 def _chosen(side: str, sizes: Sequence[int]) -> int:
-    """The mode that is to have the only basis: of equally small ones, the last."""
+    """The mode that has the only basis; of equally small modes, the last."""
     last = len(sizes) - 1
     smallest = min(range(len(sizes)), key=lambda i: (sizes[i], -i))
     return {"left": 0, "right": last, "smaller": smallest}[side]
 
 
 def _fits(shape: Sequence[int], kernel: Sequence[int], max_dim: int) -> bool:
-    """Whether there are kernel dimensions, and small enough to be joined to some inputs."""
+    """Whether there are kernel dimensions, small enough to be joined to some inputs."""
     return len(kernel) > 0 and prod(shape[dim] for dim in kernel) <= max_dim
 
 
@@ -77,13 +77,13 @@ def one_side(shape: Sequence[int], o: Options) -> Sides:
 
 
 def whole(shape: Sequence[int], o: Options) -> Sides:
-    """A matrix of the first dimension above 1 and the others joined, not cut, without a basis."""
+    """One uncut matrix without a basis: the first dimension above 1, and the others joined."""
     large = [dim for dim, size in enumerate(shape) if size != 1]
     return no_side(shape, o) if plain(shape, o) else ([large[:1], large[1:]], ())
 
 
 def no_side(shape: Sequence[int], o: Options) -> Sides:
-    """No mode has a basis and none is needed: element-wise."""
+    """No modes and no bases: the state is element-wise."""
     return [], ()
 
 
@@ -130,7 +130,7 @@ def _whole(shape: Sequence[int]) -> Box:
 
 
 def padded(numel: int) -> int:
-    """The length of the stack that a vector is in: short ones of similar length share one.
+    """The row length of a vector's stack: short vectors of similar length share a stack.
 
     >>> [padded(numel) for numel in (10, 192, 256, 384, 5000)]
     [256, 256, 256, 512, 5000]

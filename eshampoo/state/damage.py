@@ -1,7 +1,7 @@
 """Entries of a state that no run can have written: found before anything has changed.
 
-What is asked is what holds after every step, with room for rounding: a state may have been stored
-in bfloat16, which moves every number by a share of at most 2⁻⁹.
+The rules are what holds after every step, with room for rounding: a state may have been stored in
+bfloat16, which moves every number by a share of at most 2⁻⁹.
 """
 
 import re
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 # Entries that are whole numbers.
 COUNTERS = ("basis_checks", "basis_computations", "basis_failures", "basis_waited")
 
-# Entries of at most so many numbers are looked at together, which is quicker, so many at a time.
+# Entries of at most `SMALL` numbers are checked together, `TOGETHER` at a time, which is quicker.
 SMALL, TOGETHER = 4096, 2048
 
-# Where counting ends, t + 1 = t: in float32 and what is narrower, in float64, and for the host.
+# Where counting ends, because t + 1 = t: by dtype, and 2²⁴ for float32 and narrower ones.
 MOST_COUNTED = {torch.float64: 2.0**53, torch.int64: 2.0**53}
 
 # The rounding of a sum of d products, as a share of the largest entry, is about d·u: 2.4e-4 for
 # d = 4096 in float32. No entry of a positive matrix exceeds its diagonal, up to bfloat16's 2⁻⁹.
 ROUNDING, BEYOND_DIAGONAL = 1e-3, 1.01
 # The largest entry of (QᵀQ − I)x for some random x is 5e-5 √d for a basis that has departed from
-# orthogonality by 1e-5, and 1e-2 for one rounded to bfloat16. With x it takes d² work, not d³.
+# orthogonality by 1e-5, and 1e-2 for one rounded to bfloat16. Testing x takes d² work, not d³.
 NOT_ORTHOGONAL, PROBES = 0.1, 8
 
 
@@ -54,7 +54,7 @@ class Rules:
     matrix: bool = False  # whether they are about whole matrices
 
     def and_(self, holds: Callable[[Tensor], Tensor], fault: str, matrix: bool = False) -> "Rules":
-        """These, and one more."""
+        """These rules, and one more."""
         return Rules((*self.all, Rule(holds, fault)), matrix)
 
 
@@ -78,7 +78,7 @@ def refused_together(teams: "Collection[Team]") -> Iterator[None]:
 def check_kinds(
     saved: Mapping[Tensor, Mapping[str, Any]], ours: bool, names: Mapping[Tensor, str]
 ) -> None:
-    """Refuse what is no tensor, or one of numbers of another kind; a step may be a number."""
+    """Refuse entries that are not tensors of the right kind of number; a step may be a number."""
     for p, entries in saved.items():
         for name, value in entries.items():
             if isinstance(value, Tensor):
@@ -98,7 +98,7 @@ def check_values(
 ) -> None:
     """Refuse values that no run can have written.
 
-    Matrices of DTensors are gathered for it, so all ranks that have a part in them must call this.
+    Matrices that are DTensors are gathered, so all ranks that have a part in them must call this.
     """
     small: dict[tuple[Any, ...], Numbered] = defaultdict(Numbered.none)
     faults: list[tuple[int, str]] = []
@@ -131,14 +131,14 @@ class Numbered(NamedTuple):
 
     @classmethod
     def none(cls) -> "Numbered":
-        """As yet."""
+        """No entries yet."""
         return cls([], [])
 
 
 def _ruled(
     saved: Mapping[Tensor, Mapping[str, Any]], lenient: Collection[Tensor], start: int
 ) -> "Iterator[tuple[Tensor, str, Rules]]":
-    """All entries with values that must follow rules, in an order that all ranks have."""
+    """All entries with values that must follow rules, in the same order on all ranks."""
     for p, entries in saved.items():
         for name, rules in rules_of(tuple(entries), start, p in lenient):
             value = entries[name]
@@ -207,7 +207,7 @@ SYMMETRIC = FINITE.and_(_symmetric, "is not symmetric", matrix=True)
 GRAM = SYMMETRIC.and_(_positive_diagonal, "has a diagonal that no sum of squares has", matrix=True)
 ROTATION = FINITE.and_(_orthogonal, "is not orthogonal", matrix=True)
 
-# By the names of entries without their numbers; of others only that they are finite.
+# By the names of entries without their numbers; all other entries only have to be finite.
 RULES = {
     "step": COUNT,
     "skipped": COUNT,
@@ -225,7 +225,7 @@ RULES = {
 def rules_of(names: tuple[str, ...], start: int, lenient: bool) -> list[tuple[str, Rules]]:
     """What the entries of a parameter must be, in the order of their names.
 
-    Where gradients may bring in NaN and Inf, only counts are counts.
+    Where gradients may bring in NaN and Inf, only counts have rules.
     """
     found = []
     for name in sorted(names):

@@ -31,8 +31,8 @@ def check_adam(
         if not {"betas", "eps"} <= group.keys():
             keys = sorted(group.keys() - {"params", "param_names"})
             raise ValueError(
-                f"the param groups of the state have {keys}, without betas and eps: it is not of "
-                "AdamW, and nothing of it would be taken but lr and weight_decay. Load a state of "
+                f"the param groups of the state have {keys}, without betas and eps: it is not a "
+                "state of AdamW, and only its lr and weight_decay would be used. Load a state of "
                 "AdamW or of this library, or start without one"
             )
     for bucket in buckets:
@@ -44,21 +44,21 @@ def check_adam(
 
 
 def warn_of_others(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Tell the user what becomes of a state that has AdamW's entries and another meaning."""
+    """Tell the user what happens to a state that has AdamW's entries with another meaning."""
     coupled = [group for group in groups if group.get("decoupled_weight_decay") is False]
     decays = [group["weight_decay"] for group in coupled if group.get("weight_decay")]
     if decays:
         warnings.warn(
             f"the state is of Adam, RAdam or NAdam with weight_decay={decays[0]} in the gradient "
-            "(L2). Its moments are taken, which have seen that decay, and from now on weights "
-            "decay apart from the gradient, as in AdamW, by lr · weight_decay: choose weight_decay "
-            "anew and write it into the param groups",
+            "(L2). Its moments, which have seen that decay, are used, and from now on weights "
+            "decay apart from the gradient, as in AdamW, by lr · weight_decay: choose a new "
+            "weight_decay and write it into the param groups",
             stacklevel=6,
         )
     if any("amsgrad" not in group for group in groups):  # torch's Adam and AdamW have it
         warnings.warn(
             "the state has the entries of AdamW but not its param groups; it may be RAdam's. Its "
-            "moments are taken as AdamW's, and steps are no longer rectified: if it is young, warm "
-            "the learning rate up",
+            "moments are used as AdamW's, and steps are no longer rectified: if the run is young, "
+            "warm up the learning rate",
             stacklevel=6,
         )

@@ -1,6 +1,6 @@
 """The two forms of a stored state, and the way from one to the other.
 
-A full state has symmetric matrices whole, a lean one has triangles, and bases in fewer bits.
+A full state keeps symmetric matrices whole; a lean one keeps triangles, and bases in fewer bits.
 """
 
 import torch
@@ -16,7 +16,7 @@ SYMMETRIC = ("factor_", "root_")
 
 
 def formless(name: str, shapes: Shapes) -> tuple[int, ...] | None:
-    """The shape of an entry; of a symmetric matrix, in either form, that of the triangle."""
+    """The shape of an entry; for a symmetric matrix, in either form, that of its triangle."""
     match shapes.get(name):
         case (blocks, d, e) if d == e and name.startswith(SYMMETRIC):
             return blocks, triangle_size(d)
@@ -25,9 +25,9 @@ def formless(name: str, shapes: Shapes) -> tuple[int, ...] | None:
 
 
 def as_kept(name: str, value: Tensor, like: Tensor) -> Tensor:
-    """A stored entry in the form of the state here.
+    """A stored entry in the form of the state that loads it.
 
-    The basis of a lean state is made orthonormal before a full one keeps it.
+    The basis of a lean state is made orthonormal before a full state keeps it.
     """
     if name.startswith(SYMMETRIC):
         return in_form(value, like)

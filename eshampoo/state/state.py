@@ -1,10 +1,10 @@
-"""The state of stacked blocks, as tensors, and what the host counts of their factors.
+"""The state of stacked blocks, as tensors, and what the host counts for their factors.
 
 Legend: N blocks of shape (d_1, …, d_k); dictionaries are keyed by mode; M̃ momentum, D scale, L_i
 factors, Q_i bases, Λ̂_i = Q_iᵀ L_i Q_i.
 
-A lean state keeps one triangle of each factor and root, and bases and M̃ in half the bits. M keeps
-them all: roots would make much of an error that is spread over the directions without signal.
+A lean state keeps one triangle of each factor and root, and bases and M̃ in half the bits. M, in
+parameter space, keeps all bits: roots would amplify its error in directions without signal.
 """
 
 import re
@@ -28,8 +28,8 @@ T = TypeVar("T")
 # Where a state lives: M̃ and the factors already rotated, or as they are, with cached roots.
 Home = Literal["eigenbasis", "parameters"]
 
-# In how many bits a lean state keeps the momentum and the bases. The entries of a basis lie in
-# [−1, 1]: of 16 bits, float16 leaves eight times less of an error there than bfloat16.
+# The dtypes in which a lean state keeps the momentum and the bases. The entries of a basis lie in
+# [−1, 1], where float16 has an eighth of the error of bfloat16.
 LEAN = {
     torch.float32: (torch.bfloat16, torch.float16),
     torch.float64: (torch.float32, torch.float32),
@@ -38,7 +38,7 @@ LEAN = {
 # How many checks of a factor are remembered with record=True.
 HISTORY = 1000
 
-# The names that entries of `state[p]` have; users may add others, which are left alone.
+# The names of our entries in `state[p]`; users may add others, which are left alone.
 OWN_NAME = re.compile(
     r"(step|skipped|observations|exp_avg|exp_avg_sq|graft_avg_sq|full_matrix|(factor|basis|root)_\d+"
     r"|criterion|basis_(checks|computations|failures|waited|work|spent))(\.\d+)?"
@@ -53,12 +53,12 @@ def is_own(name: object) -> bool:
 
 @cache
 def own_among(names: tuple[Any, ...]) -> list[str]:
-    """The names that are the library's; the same few sets of names are asked about."""
+    """The names that are the library's; cached, because the same few sets of names recur."""
     return list(filter(is_own, names))
 
 
 def moment_shape(shape: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
-    """What a second moment has numbers for: every entry, every row, or the block.
+    """The shape of a second moment, with a number for every entry, every row, or the block.
 
     >>> [moment_shape((4, 3, 2), asked) for asked in ("entry", "row", "block")]
     [(4, 3, 2), (4, 1, 1), (1, 1, 1)]
@@ -68,7 +68,7 @@ def moment_shape(shape: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
 
 
 class unless_lean(Generic[T]):  # noqa: N801 - used like a function
-    """A property that is found once, for views last; a lean state has copies, made at each use."""
+    """A property that is found once, since views last; a lean state makes copies at each use."""
 
     def __init__(self, find: "Callable[[State], T]") -> None:
         self.find = find
@@ -88,14 +88,14 @@ class State:
     step: Tensor  # [N]: t
     skipped: Tensor  # [N]: gradients that were not finite
     exp_avg: Tensor  # [N, d_1, …, d_k]: M̃, in fewer bits if lean, or M
-    exp_avg_sq: Tensor | None  # as asked, D, or the second moment of the grafting method
+    exp_avg_sq: Tensor | None  # [N, *moment_shape]: D, or the second moment of the graft
     factors: dict[int, Tensor]  # [N, d_i, d_i]: Λ̂_i, or L_i; triangles if lean
     bases: dict[int, Tensor]  # [N, d_i, d_i]: Q_i; in fewer bits if lean
-    roots: dict[int, Tensor]  # as the factors, L_i^{-p}, where M is not rotated
+    roots: dict[int, Tensor]  # in the form of the factors: L_i^{-p}, where M is not rotated
     full: Tensor | None  # [N, ∏d, ∏d]: QᵀAQ, for correction="optimal"
-    graft_sq: Tensor | None  # as asked, the second moment of the grafting method, beside D
+    graft_sq: Tensor | None  # [N, *moment_shape]: the second moment of the graft, beside D
     turned: Tensor  # [N]: 1 for blocks with a basis that has changed, 0 while Q = I
-    observations: Tensor | None  # [N]: gradients of observe(), if the statistics are of those
+    observations: Tensor | None  # [N]: gradients seen in observe(), with statistics="observe"
 
     @classmethod
     def zeros(
@@ -144,7 +144,7 @@ class State:
 
     @property
     def age(self) -> Tensor:
-        """How many gradients the statistics have seen [N]; before any observation, of steps."""
+        """How many gradients the statistics have seen [N]; before any observation, all steps."""
         n = self.observations
         return self.step if n is None else torch.where(n > 0, n, self.step)
 
@@ -156,12 +156,12 @@ class State:
 
     @unless_lean
     def inward(self) -> tuple[Matrices, Matrices]:
-        """What takes a gradient to where the state lives, and its transposes."""
+        """The matrices that take a gradient to where the state lives, and their transposes."""
         return self.frames if self.home == "eigenbasis" else ({}, {})
 
     @unless_lean
     def outward(self) -> tuple[Matrices, Matrices]:
-        """What takes an update back to the parameters; roots, which are symmetric, on the way."""
+        """The matrices that take an update back to parameter space, or the (symmetric) roots."""
         if self.home == "eigenbasis":
             bases, transposed = self.frames
             return transposed, bases
@@ -169,9 +169,9 @@ class State:
         return roots, roots
 
     def in_basis(self, start: int, stop: int) -> tuple["State", "State"]:
-        """This state with Λ̂ for factors, and of it the blocks from `start` to `stop`.
+        """This state with Λ̂ as its factors, and its blocks from `start` to `stop`.
 
-        They are at hand if it lives in the eigenbasis. If not, there are no others.
+        In the eigenbasis, all Λ̂ are at hand. In parameter space, only these blocks get theirs.
         """
         some = self if stop - start == len(self.step) else self.narrow(start, stop)
         if self.home == "eigenbasis":
@@ -219,7 +219,7 @@ class State:
 
     @cached_property
     def leak(self) -> float:
-        """The most of ‖G‖ that shows in a slot where nothing is, for a lean basis is rounded."""
+        """The most of ‖G‖ that shows in an empty slot, because a lean basis is rounded."""
         if not self.lean:
             return 0.0
         least = min(Q.shape[1] for Q in self.bases.values())
@@ -233,12 +233,12 @@ class State:
 
     @unless_lean
     def diagonals(self) -> dict[int, Tensor]:
-        """diag Λ̂_i [N, d_i], to be read."""
+        """diag Λ̂_i [N, d_i], only for reading."""
         return {mode: diagonal_of(A) for mode, A in self.factors.items()}
 
     @cached_property
     def off_diagonals(self) -> dict[int, Tensor]:
-        """Views of the rest of Λ̂_i [N, d_i − 1, d_i], where it is whole."""
+        """Views of the rest of Λ̂_i [N, d_i − 1, d_i], where Λ̂_i is kept whole."""
         return {mode: off_diagonal(A) for mode, A in self.factors.items() if A.dim() == 3}
 
     def named(self) -> dict[str, Tensor]:
@@ -270,7 +270,7 @@ class State:
 
 
 class Counters:
-    """What the host knows of each factor of N blocks.
+    """What the host knows about each factor of N blocks.
 
     Plain arrays, quick to read and write one entry at a time at [block * modes + k]; `named` shows
     the same memory as tensors [N, modes].

@@ -1,1 +1,1 @@
-"""One step of any method: `step.py` is the whole of it, the other files are its verbs."""
+"""One step of any method: `step.py` is the whole step, the other files hold what it calls."""

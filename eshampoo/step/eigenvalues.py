@@ -17,14 +17,14 @@ DAMPING = 0.01
 """What KL-Shampoo adds to every eigenvalue, as a share of their mean.
 
 The first gradient in a direction without signal (a rare token) is divided by this share, fills the
-other factor, and so shortens the steps of all other directions: by the root of the share.
+other factor, and so shortens the steps in all other directions, by the root of the share.
 """
 
 # -------------------------------------------------------------------- statistic
 
 
 def whitened_gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tuple[Tensor, Tensor]]:
-    """KL-Shampoo: L averages G R⁻¹ Gᵀ/n, with R from before this gradient, or R = s·I."""
+    """KL-Shampoo: L averages G R⁻¹ Gᵀ/n, with the R before this gradient, at first R = s·I."""
     previous, start = s.age - c.live.squeeze(1), first_eigenvalue(s, G, c, o)
     powers = {}
     for i, values in s.diagonals.items():
@@ -46,10 +46,10 @@ def whitened_gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tupl
 
 
 def first_eigenvalue(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:
-    """s [N, 1] with s^k = E G²: of all D = s·I ⊗ … ⊗ s·I the nearest to the first gradient.
+    """s [N, 1] with s^k = E G²: of all D = s·I ⊗ … ⊗ s·I, the nearest to the first gradient.
 
-    Any other start, the identity for instance, gives the first factors the wrong scale: for k = 2
-    that of G² each, and so D that of G⁴.
+    Any other start gives the first factors the wrong scale: from the identity, for k = 2, each
+    factor has the scale of G², and so D has that of G⁴.
     """
     share = c.share2 / bias(o.betas[1], s.age.clamp_min(1.0)).unsqueeze(1)
     rms: Tensor = torch.linalg.vector_norm(G.flatten(1), dim=1, keepdim=True)
@@ -71,7 +71,7 @@ def moment_of_graft_beside(o: Options) -> tuple[str, ...]:
 
 
 def nothing(o: Options) -> tuple[str, ...]:
-    """D = λ_L ⊗ λ_R is in the factors."""
+    """Nothing: D = λ_L ⊗ λ_R is in the factors."""
     return ()
 
 
@@ -91,9 +91,9 @@ def by_eigenvalues_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) 
 def by_sum_of_sides_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
     """CASPR: D^{-p} ⊙ M̃ with D^{-p} = (Σ_i λ_i^{-p/k} / k)^k, and λ of this step.
 
-    For a matrix this is (L^{-1/2}M + 2 L^{-1/4}MR^{-1/4} + MR^{-1/2})/4 in the basis. In a sum no
-    side makes up for another, so that √λ counts as at least 64 u √Tr L once a basis has turned:
-    what is below is rounding, as in `floor`.
+    For a matrix this is (L^{-1/2}M + 2 L^{-1/4}MR^{-1/4} + MR^{-1/2})/4 in the basis. In a sum, no
+    side compensates for another, so √λ counts as at least 64 u √Tr L once a basis has turned:
+    anything smaller is rounding, as in `floor`.
     """
     M, k = momentum_(s, G, c, o, p), len(s.factors)
     total = torch.zeros_like(per_block(s.step, M))
@@ -122,9 +122,9 @@ def spectrum(
     o: Options,
     leak: float,  # of a lean basis
 ) -> Tensor:
-    """λ of Shampoo: diag Λ̂/(1−β2^t), trace-scaled if asked, made positive by a shift, plus ε."""
+    """λ of Shampoo: diag Λ̂/(1−β2^t), with or without S⁻¹, shifted to be at least 0, plus ε."""
     eigenvalues = values / bias(o.betas[1], age.clamp_min(1.0)).unsqueeze(1)
-    if leak > 0:  # as √D of EShampoo: what may be nothing but leaked is not divided by its size
+    if leak > 0:  # as for √D of EShampoo: what may be mere leakage is not divided by its own size
         eigenvalues = eigenvalues.maximum(leak**2 * eigenvalues.sum(1, keepdim=True))
     if o.trace_scaling and k > 1:
         # S⁻¹ is shared out: Tr^{-(k-1)/k} for each of the k factors.
@@ -134,13 +134,13 @@ def spectrum(
 
 
 def damped_spectrum(values: Tensor, age: Tensor, o: Options) -> Tensor:
-    """λ of KL-Shampoo: diag Λ̂/(1−β2^t), negative rounding aside, plus a share of their mean."""
+    """λ of KL-Shampoo: diag Λ̂/(1−β2^t), negative rounding set to 0, plus a share of their mean."""
     eigenvalues = values.clamp_min(0.0) / bias(o.betas[1], age.clamp_min(1.0)).unsqueeze(1)
     return eigenvalues + DAMPING * eigenvalues.mean(1, keepdim=True)
 
 
 def inverse_power(eigenvalues: Tensor, q: float) -> Tensor:
-    """λ^{-q}, and 0 where λ vanishes, which it can without ε: a pseudo-inverse."""
+    """λ^{-q}, and 0 where λ vanishes, as it can if ε = 0: a pseudo-inverse."""
     vanishes = eigenvalues < torch.finfo(eigenvalues.dtype).tiny
     return (eigenvalues**-q).masked_fill_(vanishes, 0.0)
 

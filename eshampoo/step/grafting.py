@@ -1,7 +1,7 @@
 """Learning-rate grafting: an update takes the norm of another method's (Eq. grafting).
 
-Norms are taken per block, or per parameter: then they are summed over the blocks of a parameter,
-wherever those are, before any of them can move.
+Norms are taken per block or per parameter. Per parameter, they are summed over all its blocks, on
+whichever rank a block is, before any of the blocks can move.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ from .task import Compared, Task
 def compare_(
     task: Task, part: Part, U: Tensor, G: Tensor, c: Coefficients
 ) -> tuple[Tensor, Tensor]:
-    """The update, and the squared norms [2, N] of the grafting method's update and of itself.
+    """The update, and the squared norms [2, N] of the grafting method's update and of this one.
 
-    Without inverse roots yet, the grafting method takes the step alone.
+    Before the first inverse roots, the grafting method takes the step alone.
     """
     graft = direction(part.state, G, c, task.options)
     if part.state.roots:
@@ -33,7 +33,7 @@ def compare_(
 
 
 def where_based(task: Task, part: Part, U: Tensor, other: Tensor) -> Tensor:
-    """U for the blocks of a part that have a basis, and `other` for those that wait for it."""
+    """U for the blocks of a part that have a basis, and `other` for blocks that wait for one."""
     checked = task.bucket.counters.checked
     based = [checked(position) for position in range(part.start, part.stop)]
     if all(based) or not any(based):  # nothing is copied to the device
@@ -42,7 +42,7 @@ def where_based(task: Task, part: Part, U: Tensor, other: Tensor) -> Tensor:
 
 
 def average_lent_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
-    """The second moment of the grafting method sees G, before G is turned."""
+    """The second moment of the grafting method sees G, before G is rotated."""
     moment = s.lent
     if moment is not None:
         beta = 1.0 if o.graft == "adagrad" else o.betas[1]
@@ -70,14 +70,14 @@ def squared_norms(U: Tensor) -> Tensor:
 def rescale_(U: Tensor, norms: Tensor) -> None:
     """U ← U ‖U_graft‖ / ‖U‖ with the given squared norms [2, N]."""
     ratio = torch.where(norms[1] > 0, norms[0] / norms[1], torch.zeros_like(norms[0]))
-    ratio = ratio.clamp_max(torch.finfo(ratio.dtype).max).sqrt()  # of squares that nearly vanish
+    ratio = ratio.clamp_max(torch.finfo(ratio.dtype).max).sqrt()  # if ‖U‖² nearly vanishes
     U.mul_(per_block(ratio, U))
 
 
 def sum_over_parameters_(tasks: Sequence[Task], compared: Sequence[Compared]) -> None:
-    """Replace the norms [2, N] of blocks by those of their whole parameters.
+    """Replace the norms [2, N] of blocks by the norms of their whole parameters.
 
-    `tasks` are all that take part, the same on every rank, also where there is no norm to add.
+    `tasks` are all tasks with grafting, the same on every rank, also on ranks with no norm to add.
     """
     places: dict[Any, list[Bucket]] = {}
     for task in tasks:

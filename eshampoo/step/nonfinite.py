@@ -17,7 +17,7 @@ from ..state.bucket import Bucket
 if TYPE_CHECKING:
     from ..ranks.team import Team
 
-# What ranks say of the gradient of a parameter, beside 0 for "fine".
+# What ranks say about the gradient of a parameter, besides 0 for "fine".
 MISSING, NOT_FINITE = 2, 1
 
 
@@ -30,9 +30,9 @@ def admit_(
 ) -> Tensor:
     """Zero the gradients that are not finite; return which blocks count this step, `live` [N].
 
-    It is 1 or −0.0: zeros are added to the state of the others, and only −0.0 changes no bit.
-    A gradient whose squares overflow is not finite either; one whose squares vanish is zero, so
-    that it leaves no denormal numbers, which processors are slow with. The host reads nothing.
+    `live` is 1 or −0.0: blocks that are not live get zeros added, and only −0.0 changes no bit. A
+    gradient whose squares overflow counts as not finite; one whose squares vanish becomes zero, so
+    that it leaves no denormal numbers, which slow processors down. The host reads nothing.
     """
     live = torch.ones_like(step)
     if present is not None:
@@ -40,7 +40,7 @@ def admit_(
     if o.nonfinite == "skip":
         norms = [torch.linalg.vector_norm(G.flatten(1), dim=1) for G in grads]
         norm = torch.cat(norms) if len(norms) > 1 else norms[0]
-        finite = norm < math.sqrt(torch.finfo(norm.dtype).max)  # NaN is not
+        finite = norm < math.sqrt(torch.finfo(norm.dtype).max)  # False for NaN
         some = norm > math.sqrt(torch.finfo(norm.dtype).tiny)
         bits = BITS[norm.dtype]
         keep = (finite & some).to(bits).split([len(G) for G in grads])
@@ -52,14 +52,14 @@ def admit_(
 
 
 def believe_(G: Tensor, present: Tensor | None, verdicts: Tensor) -> Tensor:
-    """Mark what other ranks found wrong with a gradient; return which blocks have one [N]."""
+    """Mark the gradients that other ranks found wrong; return which blocks have a gradient [N]."""
     there = verdicts != MISSING
     G.masked_fill_(per_block(verdicts == NOT_FINITE, G), torch.nan)
     return there if present is None else present & there
 
 
 def verdicts_of(bucket: Bucket, verdicts: Mapping[Tensor, Tensor]) -> Tensor | None:
-    """What all ranks say of the gradients of a bucket [N]; None if nobody was asked."""
+    """What all ranks say about the gradients of a bucket [N]; None if nobody was asked."""
     if not any(block.parameter in verdicts for block in bucket.blocks):
         return None
     fine = torch.zeros((), dtype=torch.int32, device=bucket.state.step.device)
@@ -69,7 +69,7 @@ def verdicts_of(bucket: Bucket, verdicts: Mapping[Tensor, Tensor]) -> Tensor | N
 def ask(
     voters: "Mapping[Team, Sequence[tuple[int, Tensor]]]", options: Sequence[Options]
 ) -> dict[Tensor, Tensor]:
-    """What all ranks say of the gradients of sharded parameters without a basis."""
+    """What all ranks say about the gradients of sharded parameters without a basis."""
     verdicts: dict[Tensor, Tensor] = {}
     for team, entries in voters.items():
         params = [p for index, p in entries if options[index].nonfinite == "skip"]
@@ -110,15 +110,15 @@ def check_gradients(
 def _unusable(params: Sequence[Tensor], team: "Team | None") -> list[Tensor]:
     """The parameters whose gradient is not finite or has squares that overflow.
 
-    All ranks of a team find the same. It is the norm of the whole parameter that counts, so that
-    nothing is let through that would be skipped as a block or a shard.
+    All ranks of a team find the same. The norm of the whole parameter counts, so that no gradient
+    passes if one of its blocks or shards would be skipped.
     """
     sizes = held_sizes(params) if team is None else team.sizes(params)
     return [p for p, size in zip(params, sizes.tolist(), strict=True) if not size < 1]
 
 
 def newly_skipped(bucket: Bucket, counts: Sequence[float]) -> list[Tensor]:
-    """The parameters whose gradients were skipped since the last time that the host read counts."""
+    """The parameters whose gradients were skipped since the host last read the counts."""
     now = [int(count) for count in counts]
     blocks = zip(bucket.blocks, now, bucket.skipped, strict=True)
     bucket.skipped, found = now, [block.parameter for block, n, before in blocks if n > before]
@@ -126,10 +126,10 @@ def newly_skipped(bucket: Bucket, counts: Sequence[float]) -> list[Tensor]:
 
 
 def warn_of(skipped: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
-    """Tell the user of gradients that were left out."""
+    """Tell the user about gradients that were left out."""
     bad = ", ".join(called(p, names) for p in skipped)
     warnings.warn(
         f"the gradient of {bad} had NaN or Inf; such blocks stand still for the step. "
-        "basis_report() goes on counting them, without another warning",
+        "basis_report() keeps counting them, without another warning",
         stacklevel=5,
     )

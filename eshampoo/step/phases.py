@@ -4,8 +4,8 @@
     observe_       G̃ = Q_LᵀGQ_R, and the factors see it
     direction_     momentum and scale see G̃; U, back in parameter space (Lemma 1)
 
-In what the methods differ is an argument: a cell of the table in `methods.py`. The cells of
-EShampoo are here, those of Shampoo and KL-Shampoo in `eigenvalues.py`.
+What differs between methods is an argument: a cell of the table in `methods.py`. The cells of
+EShampoo are here, those of Shampoo, CASPR and KL-Shampoo in `eigenvalues.py`, Muon's in `polar.py`.
 
 Legend: G gradient, G̃ the gradient where the state lives, M̃ momentum, D scale, L, R factors, Λ̂ a
 factor in its basis, Q basis, V change of basis, t step; all stacked on a leading N. `live` [N] is 1
@@ -33,10 +33,10 @@ from ..math.triangle import average_triangle_
 from ..options import Options
 from ..state.state import State
 
-# Entries that a thread does element-wise work on at a time on a CPU, to stay in its cache.
+# How many entries a CPU thread works on at a time in element-wise work, to stay in its cache.
 CHUNK = 1 << 16
 
-# The least √D that counts as signal: in machine epsilons, as a share of √E‖G‖², and with `rms` as a
+# The least √D that counts as signal: this many machine epsilons times √E‖G‖², or with `rms` this
 # share of the root mean square.
 ROUNDING, SIGNAL = 64.0, 1e-3
 
@@ -55,11 +55,11 @@ class Coefficients(NamedTuple):
     bias1: Tensor  # 1 − β1^t
     gain: Tensor  # M̃ is divided by gain · D^p + shift,
     shift: Tensor  # which is (1−β1^t) ((D/(1−β3^t))^p + ε)
-    bound: Tensor  # what the quotient is at most, or ∞
+    bound: Tensor  # the most that the quotient may be, or ∞
     pace: Tensor  # −α
 
     def split(self, sizes: list[int]) -> "list[Coefficients]":
-        """The coefficients of neighbours, apart."""
+        """Split the coefficients of neighbouring parts."""
         if len(sizes) == 1:
             return [self]
         return [
@@ -100,13 +100,13 @@ def coefficients(
     )
 
 
-# What each factor sees, and what it counts; and how a scale divides: cells of a row.
+# Two cells of a row: what each factor sees and with which share, and how the scale divides.
 Statistic = Callable[[State, Tensor, Coefficients, Options], list[tuple[Tensor, Tensor]]]
 Divide = Callable[[State, Tensor, Coefficients, Options, float], Tensor]
 
 
 def observe_(s: State, G: Tensor, c: Coefficients, o: Options, statistic: Statistic | None) -> None:
-    """G ← G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ in it (Eq. ema-shampoo-practical).
+    """G ← G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ with it (Eq. ema-shampoo-practical).
 
     Without a statistic the factors do not see G̃.
     """
@@ -122,14 +122,14 @@ def observe_(s: State, G: Tensor, c: Coefficients, o: Options, statistic: Statis
 
 
 def see_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
-    """D ← β3 D + (1−β3) G̃^{⊙2}, where nothing is divided by it."""
+    """D ← β3 D + (1−β3) G̃^{⊙2}, in a call that divides nothing by D."""
     D = s.own_moment
     if D is not None:
         average_(D, means(G.square(), D), o.beta_scale, per_block(c.share3, D))
 
 
 def begin_(s: State, live: Tensor) -> None:
-    """The first gradient of observe() ends the statistics that a block had of its steps."""
+    """At a block's first observation, forget the statistics that it has from its steps."""
     assert s.observations is not None
     lasts = 1.0 - live.squeeze(1) * (s.observations == 1)
     for X in (s.own_moment, s.full, *s.factors.values()):
@@ -148,7 +148,7 @@ def direction_(
 
 
 def share(beta: float, live: Tensor) -> Tensor:
-    """What a new value counts in an average: 1 − β, or 1 in a sum (β = 1); 0 where not live."""
+    """The weight of a new value in an average: 1 − β, or 1 in a sum (β = 1); 0 where not live."""
     return live * (1.0 - beta if beta < 1 else 1.0)
 
 
@@ -165,7 +165,7 @@ def momentum_bias(t: Tensor, o: Options) -> Tensor:
 
 
 def average_momentum_(s: State, G: Tensor, share1: Tensor) -> Tensor:
-    """M ← β1 M + (1−β1) G, returned as it was computed."""
+    """M ← β1 M + (1−β1) G, returned as it is before rounding."""
     M = average_rounded_(s.exp_avg.flatten(1), G.flatten(1), share1, s.step)
     return M.view_as(G)
 
@@ -184,7 +184,7 @@ def power(X: Tensor, p: float) -> Tensor:
 
 
 def as_asked(o: Options) -> float:
-    """p as the param group says it."""
+    """p from the param group."""
     return o.exponent
 
 
@@ -217,7 +217,7 @@ def beside_uncorrected(gain: Tensor, bias1: Tensor) -> Tensor:
 
 
 def gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tuple[Tensor, Tensor]]:
-    """L averages GGᵀ: what each factor sees, and what it counts."""
+    """L averages GGᵀ: what each factor sees, and with which share."""
     return [(G, c.share2.unsqueeze(2))] * len(s.factors)
 
 
@@ -261,8 +261,8 @@ def divide_by_moment_(
     o: Options,
     p: float,
     averaged: bool = True,
-    least: Tensor | None = None,  # [N, 1]: what D^p counts at least
-    bounded: bool = False,  # the quotient is cut off at its bound
+    least: Tensor | None = None,  # [N, 1]: the least that D^p counts as
+    bounded: bool = False,  # whether the quotient is clipped at its bound
 ) -> Tensor:
     """Adam's lines, in place of G̃:
 
@@ -286,7 +286,7 @@ def divide_by_moment_(
         torch.addcmul(c.shift, c.gain, root, out=root)
         torch.div(look_ahead(M_c, G_c, o), root, out=G_c)
         if bounded:
-            # As clamp, which takes three times as long with two tensors that are not whole.
+            # Like clamp, which takes three times as long with bounds that are broadcast.
             torch.minimum(torch.maximum(G_c, -c.bound, out=G_c), c.bound, out=G_c)
     return G
 
@@ -306,10 +306,10 @@ def chunks(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def floor(s: State, o: Options, averaged: bool) -> Tensor | None:
     """The least √D [N, 1] that counts as signal; None without a basis, 0 while Q = I.
 
-    Rotations leave an error of about u‖G‖ in every entry. Where nothing else ever was (the null
-    space of a factor), Adam would divide the error by itself and take a full-size step. More than
-    64 u √E‖G‖² is no rounding. A fixed size of the update makes much of little, so that with `rms`
-    a thousandth of the root mean square √(E‖G‖²/∏d) is the least. A lean basis leaves more.
+    Rotations leave an error of about u‖G‖ in every entry. Where there was nothing else (in the null
+    space of a factor), Adam would divide the error by itself and take a full-size step. Values over
+    64 u √E‖G‖² are not rounding. An update of fixed size amplifies small entries, so with `rms` the
+    least is a thousandth of the root mean square √(E‖G‖²/∏d). A lean basis leaves a larger error.
     """
     beta2, beta3 = o.betas[1], o.beta_scale if averaged else o.betas[1]
     share = ROUNDING * torch.finfo(s.step.dtype).eps
@@ -318,7 +318,7 @@ def floor(s: State, o: Options, averaged: bool) -> Tensor | None:
     share = max(share, s.leak)
 
     def total(beta: float, t: Tensor) -> Tensor:
-        """What all values of an average count together: 1 − β^t, or t in a sum."""
+        """The total weight of all values in an average: 1 − β^t, or t in a sum."""
         return t if beta == 1 else bias(beta, t)
 
     for values in s.diagonals.values():
@@ -332,7 +332,7 @@ def floor(s: State, o: Options, averaged: bool) -> Tensor | None:
 
 
 def adam_bound(t: Tensor, o: Options, beta3: float) -> Tensor:
-    """c_t: no gradients bring |m̂|/√v̂ further than this, while the basis stands still.
+    """c_t, the largest |m̂|/√v̂ that any gradients can reach while the basis stands still.
 
     With the shares a_k, b_k of the two averages, |Σ a_k g_k| ≤ √(Σ a_k²/b_k) √(Σ b_k g_k²).
     """

@@ -13,7 +13,7 @@ from ..options import Options
 from ..state.state import State
 from .phases import Coefficients, average_momentum_, share
 
-# The root mean square of AdamW's updates, which those of Muon are given (Liu et al., 2025).
+# The root mean square of AdamW's updates, to which Muon's are scaled (Liu et al., 2025).
 ADAMW_RMS = 0.2
 
 

@@ -26,7 +26,7 @@ _before: tuple[str, list[str]] | None = None  # what the last of them puts back
 
 @contextmanager
 def guarded(devices: Iterable[str], highest: bool) -> Iterator[None]:
-    """No autocast on these types of devices, and with `highest` no products of fewer bits."""
+    """No autocast on these types of devices, and with `highest` no products in lower precision."""
     with ExitStack() as stack:
         for device in devices:
             if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -49,7 +49,7 @@ def _full_products() -> Iterator[None]:
         with _lock:
             _inside -= 1
             if _inside == 0 and _before is not None:
-                if not lowered():  # or another thread has set it anew
+                if not lowered():  # otherwise another thread has set it since
                     _put_back(*_before)
                 _before = None
 
@@ -67,7 +67,7 @@ def _raise() -> tuple[str, list[str]]:
     for backend, above in _BACKENDS:
         inherited = backend.fp32_precision == above.fp32_precision
         each.append("none" if inherited else backend.fp32_precision)
-        backend.fp32_precision = "ieee"  # torch gives no answer below while they contradict it
+        backend.fp32_precision = "ieee"  # torch cannot answer below while backends contradict it
     everywhere = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     return everywhere, each

@@ -23,21 +23,22 @@ from .eigenvalues import inverse_root, spectrum
 from .nonfinite import newly_skipped
 from .task import Outcome, Task, Work
 
-# Changes after which Q is made orthonormal again: each adds about 1e-7 in float32. Where Q is kept
-# in fewer bits, each adds as much as can be borne, and it is done before Q is rounded.
+# After this many changes Q is made orthonormal again: each adds an error of about 1e-7 in float32.
+# Where Q is kept in fewer bits, one change adds as much as is tolerable, so Q is made orthonormal
+# at every change, before it is rounded.
 REORTHONORMALIZE = 50
 
-# Bases of a factor that its budget does not count, each time that the run doubles its length. In a
-# doubling an average that grows older changes by the same share, and early bases matter most.
+# How many bases of a factor are free of charge each time that the length of the run doubles. A
+# young average changes by the same share in every doubling, and early bases matter most.
 FREE = 2.5
 
-# With `stagger` a factor has to wait for its credit too, for a share of the time between two of its
-# bases: all would have it at once. The shares run through [0, 1) so many times over all blocks, so
-# that those who are checked at the same step differ in it.
+# With `stagger` a factor also waits longer for its credit, by a share of the time between two of
+# its bases; otherwise all factors would have credit at the same step. Over all blocks the shares
+# run through [0, 1) this many times, so that blocks checked at the same step have different shares.
 LAPS = 8
 
 
-# The position of a block, and from it on criteria [mode][block] and steps [block].
+# The position of the first block, and from there on criteria [mode][block] and steps [block].
 Read = tuple[int, list[list[float]], list[float]]
 
 
@@ -51,11 +52,11 @@ class Check:
     initial: bool  # the first basis of a method that starts with one: eigh, columns descending
     due: list[int] = field(default_factory=list)  # blocks whose basis is to be computed
     thresholds: list[float] = field(default_factory=list)  # τ of each
-    renewed: list[int] = field(default_factory=list)  # blocks whose inverse root is computed anew
+    renewed: list[int] = field(default_factory=list)  # blocks that get a new inverse root
     seen: list[int] = field(default_factory=list)  # blocks whose criterion was looked at
 
     def entry(self, position: int) -> int:
-        """Where the counters write about this factor of a block."""
+        """The entry of this factor of a block in the counters."""
         modes = self.task.bucket.modes
         return position * len(modes) + modes.index(self.mode)
 
@@ -71,8 +72,8 @@ class Check:
 def refresh_(due: Sequence[Task], every: Sequence[Task], waiting: Sequence[Work]) -> Outcome:
     """Recompute the bases whose criterion is above τ (Eq. criterion, Alg. 2 l.6).
 
-    Gradients of any task of the step that were skipped since the last time that the host read
-    anything are reported too.
+    It also reports gradients, of any task of the step, that were skipped since the host last read
+    anything.
     """
     states, read, skipped = _read(due, [task.bucket for task in every])
     solved: dict[tuple[Any, ...], list[Check]] = defaultdict(list)
@@ -84,11 +85,11 @@ def refresh_(due: Sequence[Task], every: Sequence[Task], waiting: Sequence[Work]
                 solved[check.key].append(check)
     try:
         failures = [failure for same in solved.values() for failure in _solve_(same, waiting)]
-    finally:  # also if one raises: the others have a basis that is new
+    finally:  # also after an error, because other factors may have new bases by then
         for check in checks:
             if check.renewed and check.state.roots:
                 _renew_root_(check)
-    for check in checks:  # only now: after an error, a first check is a first check again
+    for check in checks:  # only now: after an error, the next check must still count as the first
         for position in check.seen:
             check.task.bucket.counters.checks[check.entry(position)] += 1
     return failures, skipped
@@ -154,7 +155,7 @@ def _plan_(
             if due:
                 check.due.append(position)
                 check.thresholds.append(tau)
-            # A basis that holds at the first check is the first basis, with its eigenvalues.
+            # A basis that is kept at the first check is the first basis, with its eigenvalues.
             if due or o.eigenvalues == "fresh" or counters.checks[entry] == 0:
                 check.renewed.append(position)
             check.seen.append(position)
@@ -170,8 +171,8 @@ def _has_credit(check: Check, entry: int, budget: float, t: int) -> bool:
         computations + w ≤ 2.5 log₂(1 + t/2)   or   spent + (1 + w) cost ≤ budget · t · 3 d ∏d_i
 
     A plain step rotates G, averages the factor, and rotates U back: 3 d ∏d_i multiply-adds on the
-    side of size d. It is counted per factor and not in seconds, so all ranks decide the same. The
-    share w that a factor waits for longer than others is 0, unless checks are spread.
+    side of size d. Work is counted per factor and not in seconds, so all ranks decide the same. The
+    share w, by which a factor waits longer than others, is 0 without `stagger`.
     """
     bucket, counters, o = check.task.bucket, check.task.bucket.counters, check.task.options
     w = 0.0
@@ -185,7 +186,7 @@ def _has_credit(check: Check, entry: int, budget: float, t: int) -> bool:
 
 
 def _solve_(same: Sequence[Check], waiting: Sequence[Work]) -> list[Failure]:
-    """Solve for the due factors of one size, some at a time, and change the bases found."""
+    """Solve for the due factors of one size, some at a time, and carry out the changes found."""
     members = [(check, position) for check in same for position in check.due]
     thresholds = [tau for check in same for tau in check.thresholds]
     o, step = same[0].task.options, same[0].state.step
@@ -224,8 +225,8 @@ def _runs(members: Sequence[tuple[Check, int]]) -> Iterator[tuple[Check, slice]]
 def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) -> None:
     """Carry out Q ← QV for some blocks of a bucket.
 
-    All that turns is computed first and written by one operation: whatever raises on the way, Q, Λ̂,
-    M̃ and D belong together.
+    Everything that turns is computed first and then written by one operation, so that Q, Λ̂, M̃ and
+    D fit together whatever raises an error on the way.
     """
     mode, counters = check.mode, check.task.bucket.counters
     state = check.state.narrow(run.start, run.stop)
@@ -256,9 +257,9 @@ def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) 
 def changed(
     s: State, turning: Sequence[Tensor], mode: int, change: Change, o: Options
 ) -> list[tuple[Tensor, Tensor]]:
-    """Q ← QV: what of the state changes, and into what; the factors of `s` are Λ̂.
+    """Q ← QV: the tensors of the state that change, and their new values; `s` has Λ̂ for factors.
 
-    Q comes first. Nothing is written, so that all can be at once.
+    Q comes first. Nothing is written yet, so that one operation can write everything.
     """
     V, subset, D = change.V, change.subset, s.exp_avg_sq
     Q, factor = s.bases[mode], s.factors[mode]
@@ -270,7 +271,7 @@ def changed(
         order = s.exp_avg.dim() - 1
         A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
         found.append((A, turned(turned(A, mode, V, subset), order + mode, V, subset)))
-    if D is None or D.shape[mode + 1] != s.exp_avg.shape[mode + 1]:  # a mean, which stays
+    if D is None or D.shape[mode + 1] != s.exp_avg.shape[mode + 1]:  # a mean stays
         return found
     if o.correction == "basis_aware":
         # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
@@ -309,12 +310,12 @@ def _renew_root_(check: Check) -> None:
 
 
 def raise_for(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> None:
-    """Report bases that could not be computed too often in a row."""
+    """Raise an error for bases that failed too often in a row."""
     listed = ", ".join(
         f"factor {mode} of {called(p, names)} ({in_a_row} times in a row)"
         for p, mode, in_a_row in failures
     )
     raise RuntimeError(
-        f"no basis could be computed for {listed}, also in float64 and with damping; the old one "
-        "was kept. Look at these gradients, or raise max_failures"
+        f"no basis could be computed for {listed}, not even in float64 and with damping; the old "
+        "basis was kept. Look at the gradients, or raise max_failures"
     )

@@ -1,4 +1,4 @@
-"""Averages whose gradients have stopped: zero before they become denormal, which is slow."""
+"""Averages whose gradients have stopped: zeroed before they become denormal, which is slow."""
 
 from torch import Tensor, finfo
 
@@ -13,7 +13,7 @@ def settle_(s: State, live: Tensor) -> None:
     """Zero averages that are on their way down to denormal numbers: their gradients have stopped.
 
     What stays needs 150 further steps to become denormal at β1 = 0.9, more than `SETTLE_EVERY`.
-    Where squares have gone, the momentum goes too, or it would be divided by ε alone.
+    Where squares are zeroed, the momentum is too, or it would be divided by ε alone.
     """
     M = s.exp_avg
     least = live.view(-1) * (2**24 * finfo(s.step.dtype).tiny)

@@ -1,6 +1,6 @@
 """One step of any method, for all parameters at once.
 
-`take_step` is the whole of it, and `take_in` what is left of it where gradients are only observed.
+`take_step` is the whole step, and `take_in` is what remains of it if gradients are only observed.
 One process and many ranks go through the same lines: the route of a bucket is local, or an exchange
 with other ranks.
 """
@@ -54,7 +54,7 @@ def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     by_bucket = {task.bucket: task for task in tasks}
     grafted = [task for task in tasks if task.graft == "parameter"]
     waiting: list[Work] = []  # for their bases
-    compared: list[Compared] = []  # and waiting for the norms of their parameters
+    compared: list[Compared] = []  # waiting for the norms of their parameters
     # Gradients leave for the ranks that work on them.
     for task in tasks:
         task.bucket.clocks["step"] = task.clock
@@ -111,7 +111,7 @@ def take_in(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
     return outcome
 
 
-# What each call of an optimizer does with the gradients that are there.
+# What each call of an optimizer does with the current gradients.
 TAKE: Mapping[Statistics, Take] = {"step": take_step, "observe": take_in}
 
 
@@ -130,7 +130,7 @@ def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
     averaged = here[0][1].state.exp_avg_sq is not None
     gathered = [gather(task, part) for task, part in here]
     grads, masks = [G for G, _ in gathered], [mask for _, mask in gathered if mask is not None]
-    present = torch.cat(masks) if masks else None  # parts are together only if all or none has one
+    present = torch.cat(masks) if masks else None  # of joined parts, all or none have one
     step, n = batch.step, batch.observations
     count = n if n is not None and here[0][0].call == "observe" else step
     live = admit_(count, batch.skipped, grads, present, o)
@@ -138,7 +138,7 @@ def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
     t, seen = (count + live, n) if count is step else (step, count + live)
     age = t if seen is None else torch.where(seen > 0, seen, t)
     c = coefficients(t, live, o, method.moves, method.epsilon, averaged, p, age)
-    if n is not None and count is step:  # once observed, statistics leave steps alone
+    if n is not None and count is step:  # once a block is observed, its statistics ignore steps
         unseen = (n == 0).unsqueeze(1)
         c = c._replace(share2=c.share2 * unseen, share3=c.share3 * unseen)
     each = zip(here, grads, c.split([len(G) for G in grads]), strict=True)
@@ -166,7 +166,7 @@ def gather(task: Task, part: Part) -> tuple[Tensor, Tensor | None]:
 
 
 def update_(work: Work, compared: list[Compared]) -> None:
-    """Momentum, scale, direction and parameters; `compared` takes what must wait for norms."""
+    """Update momentum, scale and parameters; `compared` collects what must wait for norms."""
     task, part, G, c = work
     method = task.bucket.method
     p = method.exponent(task.options)
@@ -200,7 +200,7 @@ def deliver_(task: Task, part: Part, U: Tensor, c: Coefficients) -> None:
 
 
 def uncount_(tasks: Sequence[Task]) -> None:
-    """After an error, a block that did not reach the end of the call has not counted it."""
+    """After an error, take the call off the counts of all blocks that did not reach its end."""
     for task in tasks:
         for part, live in task.begun.items():
             part.state.count(task.call).sub_(live.squeeze(1))

@@ -22,15 +22,15 @@ class Task:
     present: list[bool]  # which blocks have a gradient
     clock: list[int]  # calls that each block has seen after this one, as far as the host knows
     due: dict[int, float]  # τ of the blocks that are checked at this t, as far as the host knows
-    verdicts: Tensor | None  # [N]: what all ranks say of gradients, if they were asked
+    verdicts: Tensor | None  # [N]: what all ranks say about gradients, if they were asked
     waits: bool  # bases may change between the statistics and the update
     statistic: Statistic | None  # of the factors; None where they do not see the gradients
-    graft: GraftScope | None  # what the norm of an update is taken over, if of another method
+    graft: GraftScope | None  # what norms are taken over; None where nothing is grafted
     # Parts whose step was counted and has not been delivered yet, with `live` [N, 1].
     begun: dict[Part, Tensor] = field(default_factory=dict)
 
 
-# A part that takes part in a step: its gradients (then G̃, then U) and its coefficients.
+# One part at work in a step: its gradients (then G̃, then U) and its coefficients.
 Work = tuple[Task, Part, Tensor, Coefficients]
 
 # A part with its U, and the squared norms [2, N] that grafting compares.
@@ -73,7 +73,7 @@ def plan(
             due = {position: o.threshold(clock[position]) for position in at}
         said = verdicts_of(bucket, verdicts) if verdicts else None
         waits = bool(due) and bucket.method.refreshes == "before"
-        # A block that had a check was observed, and its statistics leave steps alone.
+        # A block that was checked has been observed, so its statistics ignore steps.
         based = call == "step" and bucket.state.observations is not None
         based = based and all(map(bucket.counters.checked, range(len(present))))
         statistic = None if based else bucket.method.statistic

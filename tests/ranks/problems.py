@@ -157,7 +157,7 @@ REFERENCES = {}
 
 
 def reference(method, kind=Net, dtype=torch.float64, steps=STEPS):
-    """The parameters of one process after so many steps; only on rank 0, which compares."""
+    """The parameters of one process after `steps` steps; only on rank 0, which compares."""
     if dist.get_rank() > 0:
         return {}
     key = method, kind, dtype, steps

@@ -62,7 +62,7 @@ def test_a_skipped_parameter_keeps_its_zeros_and_infinities_on_every_rank(world)
 
 @pytest.mark.ranks(4)
 def test_with_raise_every_rank_raises_and_nothing_changes(world):
-    """On every rank alike, with nothing changed; also if the entry is in one rank's shard."""
+    """All ranks say the same, and nothing changes, also if the entry is in one rank's shard."""
     values, grads = tensors([(9, 9), (7,), (5, 7)], 2)
     params = placed(values, [(Shard(0),), (Shard(0),), None], world.mesh())
     named = list(zip(("matrix", "vector", "plain"), params, strict=True))

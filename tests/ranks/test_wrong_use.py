@@ -47,7 +47,7 @@ def test_parameters_or_options_that_differ_between_ranks_are_refused(world):
     more = {"process_group": dist.group.WORLD, "tau": lambda t: 0.1, "record": last}
     optimizer("EShampoo", leaves([torch.full((3, 3), float("nan"))]), **more)
     optimizer("EShampoo", leaves(other if last else values))
-    # What was refused left nothing behind: the same parameters, alike now, take a step.
+    # A refusal leaves nothing behind: the same parameters, now equal on all ranks, take a step.
     params = leaves(values)
     ours = optimizer("EShampoo", params, process_group=dist.group.WORLD)
     feed(params, values)

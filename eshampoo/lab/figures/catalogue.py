@@ -33,9 +33,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: curves over learning rates, steps, time or cost, or what refreshes took of a basis.
+    """One plot: curves over learning rates, steps, time or cost, or the sizes of refreshes.
 
-    With a pattern, the counts of one curve's basis computations.
+    With a pattern, it shows the counts of one curve's basis computations.
     """
 
     title: str

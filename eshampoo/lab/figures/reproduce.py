@@ -93,7 +93,7 @@ Write = Callable[
 def carry_out(
     figure: Figure, out: Path, name: str, known: argparse.Namespace, console: Console, write: Write
 ) -> int:
-    """Get the logs of a figure, of further rates and fresh seeds if it asks for them; write it."""
+    """Get the logs of a figure, with further rates and fresh seeds if it wants them; write it."""
     figure = chosen(figure, known.only)
     points = plan(figure, known.scale, known.seeds, known.steps)
     with made(out):

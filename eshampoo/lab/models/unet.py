@@ -6,7 +6,7 @@ from torch.nn.functional import avg_pool2d, pad
 
 
 def double_convolution(inputs: int, outputs: int) -> nn.Sequential:
-    """Build twice a 3×3 convolution with instance norm and LeakyReLU."""
+    """Build two 3×3 convolutions, each with instance norm and LeakyReLU."""
     layers: list[nn.Module] = []
     for channels in (inputs, outputs):
         layers += [

@@ -69,7 +69,7 @@ def smooth(log: Log) -> Array:
 def first_reached(log: Log, target: float, seconds: Array | None = None) -> tuple[float, float]:
     """Return steps and seconds until the averaged loss is at most ``target``, infinite if never.
 
-    Seconds are those of training at every step record, if no others are given.
+    By default, seconds are the training time at every step record.
     """
     reached = np.flatnonzero(smooth(log) <= target)
     if not len(reached):

@@ -222,7 +222,7 @@ def rising(steps: Array) -> Array:
 
 
 def until(step: int, records: Iterable[Record]) -> list[Record]:
-    """Return the records up to a step, and those that speak of no step."""
+    """Return the records up to a step, and the records without a step."""
     return [r for r in records if not fields.number(at := r.get("step", 0)) or at <= step]
 
 
