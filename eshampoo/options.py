@@ -94,8 +94,9 @@ class Options:
             for a later check (`basis_report()` says how often). None sets no limit.
         rms: scale the update of every block with a basis to this root mean square, so that the
             learning rate means the same in every layer and method. √D then counts as at least a
-            thousandth of its root mean square, and no entry exceeds Adam's own bound. None does
-            not scale, which is the paper's rule. You cannot combine it with `graft`.
+            thousandth of its root mean square, and no entry exceeds Adam's own bound. An update
+            that has faded because its gradients have stopped is not scaled up again. None does not
+            scale, which is the paper's rule. You cannot combine it with `graft`.
         sides: which sides of a matrix have a basis: "both", or only the "left", the "right" or the
             "smaller" one (one-sided Shampoo, ASGO). The other side then needs no products and no
             state. In a tensor with more dimensions "left" is the first one and "right" the last.
@@ -239,6 +240,8 @@ class Options:
     # entry beyond the bound would make all other entries smaller. The bound does not hold for
     # another p, for a D with one number for many entries, or if D and M see different gradients.
     bounded: bool = field(default=False, init=False)
+    # Whether the length of an update does not depend on the scale of the gradients.
+    scale_free: bool = field(default=False, init=False)
 
     # Whether `nesterov` concerns Adam's momentum.
     adam_looks_ahead: ClassVar[bool] = True
@@ -264,7 +267,8 @@ class Options:
                 both = " and ".join(f"{name}={getattr(options, name)!r}" for name in names)
                 raise ValueError(f"{both} {why}")
         F = options.frequency
-        as_adam = (options.exponent, options.moment, options.statistics) == (0.5, "entry", "step")
+        scale_free = (options.exponent, options.statistics) == (0.5, "step")
+        as_adam = scale_free and options.moment == "entry"
         derived = {
             "beta_scale": beta2 if options.beta3 is None else options.beta3,
             "least_eps": max(options.eps, 1e-30),
@@ -272,6 +276,7 @@ class Options:
             "checks_at": when_new(beta2, options.novelty) if F == "auto" else Every(F),
             "ahead": options.nesterov and cls.adam_looks_ahead,
             "bounded": options.correction == "bounded" or (options.rms is not None and as_adam),
+            "scale_free": scale_free and (options.variant == "shampoo" or options.trace_scaling),
         }
         for name, value in derived.items():
             object.__setattr__(options, name, value)

@@ -470,10 +470,12 @@ class Oracle:
         return self.grafted(Us, grafts)
 
     def with_rms(self, block: Block, U: Tensor) -> Tensor:
-        """U at this root mean square, once the block has a basis."""
+        """U at this root mean square, once the block has a basis; a faded one stays small."""
         norm = torch.linalg.norm(U).item()
         if not any(block.computed):
             return U
+        if self.scale_free:
+            norm = max(norm, 1e-4)
         return U * (self.rms * math.sqrt(U.numel()) / norm) if norm > 0 else 0 * U
 
     def lent(self, block: Block, G: Tensor) -> Tensor:
@@ -511,6 +513,11 @@ class Oracle:
         M = self.momentum_(block, G)
         block.D = average(block.D, G**2, beta)
         return M / ((block.D / bias(beta, block.t)).sqrt() + self.eps)
+
+    @property
+    def scale_free(self) -> bool:
+        """Whether the length of an update does not depend on the scale of the gradients."""
+        return self.exponent == 0.5 and self.statistics == "step"
 
     @property
     def is_bounded(self) -> bool:
@@ -687,6 +694,10 @@ class Shampoo(Oracle):
     eigenvalues: str = "stale"
 
     scale_moves = False
+
+    @property
+    def scale_free(self) -> bool:
+        return super().scale_free and (self.variant == "shampoo" or self.trace_scaling)
 
     def directions(self, blocks: list[Block], Gs: list[Tensor]) -> list[Tensor]:
         for block in blocks:

@@ -33,6 +33,10 @@ from .task import Compared, Outcome, Task, Work
 
 Take = Callable[[Sequence[Task], Sequence[Batch]], Outcome]
 
+# The least ‖U‖ that `rms` scales to its full size. When gradients stop, M̃ and U fade by β1 a step;
+# scaled up, U would go on at full size until M̃ underflows. Training shows 0.003 and more.
+FADED = 1e-4
+
 
 def or_uncount(take: Take) -> Take:
     """After an error, uncount the call for every block that did not reach its end."""
@@ -178,14 +182,14 @@ def update_(work: Work, compared: list[Compared]) -> None:
             return
         rescale_(U, norms)
     elif task.options.rms is not None and not task.bucket.elementwise:
-        fix_rms_(U, part.state.turned, task.options.rms)
+        fix_rms_(U, part.state.turned, task.options.rms, FADED * task.options.scale_free)
     deliver_(task, part, U, c)
 
 
-def fix_rms_(U: Tensor, turned: Tensor, rms: float) -> None:
-    """U ← U · rms / RMS(U) per block whose basis has `turned`; an update of zero stays zero."""
+def fix_rms_(U: Tensor, turned: Tensor, rms: float, faded: float) -> None:
+    """U ← U · rms / RMS(U) per block whose basis has `turned`; ‖U‖ counts as at least `faded`."""
     norms = torch.linalg.vector_norm(U.flatten(1), dim=1)
-    ratio = norms.reciprocal().mul_(rms * math.sqrt(math.prod(U.shape[1:])))
+    ratio = norms.clamp_min(faded).reciprocal().mul_(rms * math.sqrt(math.prod(U.shape[1:])))
     ratio = torch.where(norms * turned > 0, ratio, torch.ones_like(norms))
     U.mul_(ratio.view(-1, *[1] * (U.dim() - 1)))
 

@@ -148,6 +148,51 @@ def test_after_zero_gradients_the_first_real_one_is_an_ordinary_step(method):
         assert (W.detach() - before).abs().max() <= 10
 
 
+FIXED_SIZE = {
+    "EShampoo": {},
+    "FullMatrixAdam": {},
+    "SOAP": {"rms": 0.4},
+    "KLShampoo": {"rms": 0.4, "frequency": 1},
+    "CASPR": {"rms": 0.4, "frequency": 1},
+    "Shampoo": {"rms": 0.4, "frequency": 1, "graft": None},
+}
+
+
+@pytest.mark.parametrize("method", FIXED_SIZE)
+def test_an_update_of_fixed_size_fades_when_gradients_stop(method):
+    """‖U‖ falls by a tenth a step: from 10 to 1e-4 in 110 steps of 0.4 lr, then steps shrink too.
+
+    Always scaled up, U would move W by 0.4 lr until M̃ underflows, 800 steps later."""
+    (W,) = parameters([torch.zeros(SHAPE)])
+    options = {"betas": BETAS, "weight_decay": 0.0, **FIXED_SIZE[method]}
+    optimizer = METHODS[method]([W], lr=1.0, **options)
+    way, last = 0.0, math.inf
+    for G in gradients("random")[:20] + [torch.zeros(SHAPE)] * 300:
+        before = W.detach().clone()
+        W.grad = G.clone()
+        optimizer.step()
+        last = float((W.detach() - before).norm()) / math.sqrt(W.numel())
+        way += last
+    assert way <= 0.4 * (20 + 110 + 10) + 1
+    assert last <= 1e-6
+
+
+@pytest.mark.parametrize("options", [{"exponent": 0.25}, {"statistics": "observe"}])
+def test_updates_whose_length_depends_on_the_scale_are_always_brought_to_their_size(options):
+    """With p = 1/4, gradients of 1e-18 make updates of 1e-9, which have not faded."""
+    (W,) = parameters([torch.zeros(SHAPE, dtype=torch.float64)])
+    optimizer = EShampoo([W], lr=1.0, weight_decay=0.0, **options)
+    for G in gradients("random"):
+        if "statistics" in options:
+            W.grad = G.double()
+            optimizer.observe()
+        before = W.detach().clone()
+        W.grad = G.double() * 1e-18
+        optimizer.step()
+        size = float((W.detach() - before).norm()) / math.sqrt(W.numel())
+    assert size == pytest.approx(0.4)
+
+
 def test_a_single_huge_gradient_brings_no_huge_step():
     (W,) = parameters([torch.zeros(SHAPE)])
     optimizer = EShampoo([W], lr=1.0, weight_decay=0.0, frequency=2, merge_dims=False)
