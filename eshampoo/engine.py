@@ -236,7 +236,7 @@ class EigenbasisOptimizer(Optimizer):
         tasks = plan(call, self._buckets, options, verdicts)
         if not self._begun:
             self._begun = True
-            binding.warn_if_plain(self._buckets, self._names())
+            binding.warn_if_plain(self._buckets, options, self._names())
         devices = {batch.step.device.type for batch in self._batches}
         with guarded(devices, any(o.precision == "highest" for o in options)):
             failures, skipped = TAKE[call](tasks, self._batches)
@@ -318,7 +318,7 @@ class EigenbasisOptimizer(Optimizer):
         self.param_groups, self._begun = groups, True
         if loaded.adam:
             foreign.warn_of_others(state_dict["param_groups"])
-            binding.warn_if_plain(self._buckets, self._names())
+            binding.warn_if_plain(self._buckets, self._options(), names)
         checkpoint.take_over_(self._buckets, loaded, self.state)
         self._bond = binding.bind(self.param_groups, self.state)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():

@@ -83,7 +83,7 @@ def name_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     ]
     if missing:
         raise ValueError(
-            f"{missing[0]} is not in the model (nor are {len(missing) - 1} others); all must be: "
+            f"{missing[0]} is not in the model ({len(missing)} parameters are not); all must be: "
             "pass the model that the optimizer trains, as it is after wrapping or sharding"
         )
     for group in optimizer.param_groups:

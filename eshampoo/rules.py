@@ -91,7 +91,7 @@ LR = Rule(_is_lr, "it must be at least 0, and a Tensor lr must be 1-element", pl
 PAIR = Rule(lambda v: isinstance(v, tuple | list) and len(v) == 2, "it must be a pair (β1, β2)")
 TAU = Rule(
     lambda v: callable(v) or number(v) >= 0,
-    "it must be a number of at least 0 (0 recomputes at every check, 1 never)",
+    "it must be a number of at least 0 (0 recomputes at every check, 1 never) or a function of t",
 )
 COUNT = Rule(
     lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1,

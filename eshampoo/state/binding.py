@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Size, Tensor
 
+from ..options import Options
 from .blocks import called, is_sharded, local
 from .bucket import Bucket
 from .checkpoint import State, collected
+from .cutting import SKINNY
 from .state import is_own
 
 # What may change about a tensor that stays the same object.
@@ -149,7 +151,9 @@ def check_materialised(bond: Bond) -> None:
         )
 
 
-def warn_if_plain(buckets: Sequence[Bucket], names: Mapping[Tensor, str]) -> None:
+def warn_if_plain(
+    buckets: Sequence[Bucket], options: Sequence[Options], names: Mapping[Tensor, str]
+) -> None:
     """Tell the user that no parameter has a basis, because of options or a flattened model.
 
     The test is about parameters, so ranks that own no blocks come to the same result.
@@ -157,14 +161,21 @@ def warn_if_plain(buckets: Sequence[Bucket], names: Mapping[Tensor, str]) -> Non
     params = [p for bucket in buckets for p in bucket.parameters]
     if not params or not all(bucket.elementwise for bucket in buckets):
         return
+    of_groups = {p: options[bucket.group] for bucket in buckets for p in bucket.parameters}
     matrices = [p for p in params if sum(size != 1 for size in p.shape) > 1]
     longest = max(matrices or params, key=Tensor.numel)
-    why = (
-        "the matrices have matrices='adam'. Set that only in the param groups that need it"
-        if matrices
-        else "all are vectors. If a framework has flattened the model (DeepSpeed ZeRO, FSDP1), the "
-        "rows and columns of its matrices are lost: shard with FSDP2, or DDP with process_group="
-    )
+    if not matrices:
+        why = (
+            "all are vectors. If a framework has flattened the model (DeepSpeed ZeRO, FSDP1), its "
+            "matrices have lost rows and columns: shard with FSDP2, or use DDP with process_group="
+        )
+    elif of_groups[longest].matrices == "adam":
+        why = "the matrices have matrices='adam'. Set that only in the param groups that need it"
+    else:
+        why = (
+            "its sides are too long for a basis: longer than max_dim with oversize='identity', or "
+            f"{SKINNY} times as long as the other side. Try sides='both', or a larger max_dim"
+        )
     warnings.warn(
         f"nothing here has a basis, so this is AdamW: of {len(params)} parameters the largest is "
         f"{called(longest, names)}, and {why}",
@@ -256,7 +267,7 @@ def read_edits(bond: Bond, state: Mapping[Any, Any], found: Mapping[Tensor, Tens
         if p not in successor:
             continue
         theirs = state[p] if p in state else state.get(successor[p])
-        # Ranks that own no block of p show nothing, and must decide like the other ranks.
+        # An entry that was emptied in place is refused below; one that was replaced starts afresh.
         if theirs is None or (not theirs and theirs is not shown):
             edits.afresh.add(p)
             continue

@@ -463,3 +463,14 @@ def test_matrices_that_are_all_under_adam_warn():
     feed(params, [torch.ones(4, 3), torch.ones(3)])
     with pytest.warns(UserWarning, match=r"AdamW.*\(4, 3\).*matrices='adam'"):
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [((40, 50), {"max_dim": 16, "oversize": "identity"}), ((4, 400), {"sides": "right"})],
+)
+def test_matrices_whose_sides_are_too_long_are_not_blamed_on_the_keyword(shape, options):
+    (W,) = parameters([torch.zeros(shape)])
+    W.grad = torch.ones_like(W)
+    with pytest.warns(UserWarning, match="its sides are too long for a basis"):
+        EShampoo([W], **options).step()
