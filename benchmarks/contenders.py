@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 NEVER = 10**9
+LONGEST = 2048  # the longest side with a basis in every SOAP: HeavyBall's default
 
 
 class Stepper(Protocol):
@@ -77,7 +78,8 @@ def _heavyball(compiled: bool) -> Callable[[Sequence[Tensor]], Stepper]:
         heavyball = import_module("heavyball")
         if not compiled:
             heavyball.utils.compile_mode = None
-        optimizer: Stepper = heavyball.SOAP(list(params), precondition_frequency=10)
+        keywords = {"precondition_frequency": 10, "max_precond_dim": LONGEST}
+        optimizer: Stepper = heavyball.SOAP(list(params), **keywords)
         return optimizer
 
     return build
@@ -107,7 +109,7 @@ CONTENDERS = {
         2,
         package="eshampoo",
     ),
-    "soap": Contender("SOAP", _ours("SOAP"), 3, cycle=10, package="eshampoo"),
+    "soap": Contender("SOAP", _ours("SOAP", max_dim=LONGEST), 3, cycle=10, package="eshampoo"),
     "muon": Contender("Muon", _ours("Muon"), package="eshampoo"),
     "adamw_foreach": Contender("torch AdamW, foreach", _adamw(fused=False)),
     "adamw_fused": Contender("torch AdamW, fused", _adamw(fused=True)),
@@ -119,7 +121,10 @@ CONTENDERS = {
         "HeavyBall SOAP, compiled", _heavyball(True), cycle=10, package="heavyball"
     ),
     "po_soap": Contender(
-        "pytorch_optimizer SOAP", _pytorch_optimizer("SOAP"), cycle=10, package="pytorch_optimizer"
+        "pytorch_optimizer SOAP",
+        _pytorch_optimizer("SOAP", max_precondition_dim=LONGEST),
+        cycle=10,
+        package="pytorch_optimizer",
     ),
     "po_shampoo": Contender(
         "pytorch_optimizer ScalableShampoo",

@@ -1,6 +1,6 @@
 """How even steps are: the longest step over the median, with and without stagger=True.
 
-python -m benchmarks.even [--shapes vit_192] [--steps 120]
+python -m benchmarks.even [--shapes vit_192] [--steps 120] [--way spread]
 
 CPU seconds on one thread, the two in turn, with random gradients, after the first 20 steps.
 """
@@ -21,9 +21,13 @@ WAYS = {"together": False, "spread": True}
 
 
 def measure(spec: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """CPU seconds of the steps after those at which all blocks are checked at once, both ways."""
+    """CPU seconds of the steps after those at which all blocks are checked at once, both ways.
+
+    A spec with a "way" measures that one alone.
+    """
     model, steps = spec["shapes"], spec["steps"]
-    clocks = {stagger: timing.Clock() for stagger in WAYS.values()}
+    ways = {way: WAYS[way] for way in ([spec["way"]] if spec.get("way") else WAYS)}
+    clocks = {stagger: timing.Clock() for stagger in ways.values()}
     sets = {stagger: shapes.parameters(model) for stagger in clocks}
     optimizers = {stagger: EShampoo(sets[stagger], stagger=stagger) for stagger in clocks}
     for t in range(1, AT_ONCE + steps + 1):
@@ -42,7 +46,7 @@ def measure(spec: dict[str, Any]) -> dict[str, dict[str, float]]:
             "sum": sum(clocks[stagger].cpu),
             "bases": optimizers[stagger].basis_computations,
         }
-        for way, stagger in WAYS.items()
+        for way, stagger in ways.items()
     }
 
 
@@ -51,11 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.even", description=__doc__)
     parser.add_argument("--shapes", default="vit_192", choices=shapes.MODELS)
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--way", choices=WAYS, help="only this one")
     o = parser.parse_args(arguments)
     timing.use_threads(1)
     timing.warm_up()
     print(f"{o.shapes}, {o.steps} steps, one thread, {environment.cpu_model()}")
-    for way, found in measure({"shapes": o.shapes, "steps": o.steps}).items():
+    for way, found in measure(vars(o)).items():
         ratio = found["largest"] / found["median"]
         print(
             f"stagger={WAYS[way]}: largest / median {ratio:.1f}, sum {found['sum']:.3g} CPU s, "

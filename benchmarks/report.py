@@ -110,7 +110,8 @@ def page(record: Mapping[str, Any]) -> str:
         "for peers, by rounds of processes. *limit*: the bare `torch.mm` of the same blocks into "
         "outputs made beforehand, 3 units of mn(m+n) multiply-adds for EShampoo, 2 for stale "
         "Shampoo; *stacked limit*: the same with `bmm`. ScalableShampoo preconditions from its "
-        "first step here. SOAP peers: their defaults with F = 10.",
+        "first step here. Every SOAP has F = 10 and no basis on sides above 2,048. Compiled, "
+        "HeavyBall was measured on one model only, because compiling takes minutes.",
         "## Bars",
         bar_table(results),
         "![plain step beside the limit and the peers, and growth](benchmarks.png)",
