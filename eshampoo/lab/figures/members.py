@@ -1,4 +1,4 @@
-"""Studies of the other members: one side, means of D, sums instead of averages, a lean state.
+"""Studies of other members: one side, means of D, sums, a lean state, spread checks.
 
 They take lengths and learning rates from ``defaults.py`` and, like the studies there, write out
 every option that they are about.
@@ -24,8 +24,9 @@ SUMS: Mapping[str, Mapping[str, Option]] = {
     "sum, naive": {"correction": "naive", "betas": SUM},
     "sum, basis-aware": {"correction": "basis_aware", "betas": SUM},
 }
-# The full state is not named: its runs are those of the defaults, whatever the keyword.
+# The full state and checks at once are not named: their runs are those of the defaults.
 STATES: Mapping[str, Mapping[str, Option]] = {"full": {}, "lean": {"state": "lean"}}
+CHECKS: Mapping[str, Mapping[str, Option]] = {"at once": {}, "spread": {"stagger": True}}
 
 
 def compared(workload: str, changes: Mapping[str, Mapping[str, Option]], adamw: bool) -> Panel:
@@ -74,6 +75,14 @@ MEMBERS: Mapping[str, Figure] = {
             panels=tuple(
                 compared(w, STATES, False) for w in ("digits-vit", "imagewoof-vit", "text-llama")
             ),
+            seeds=5,
+        ),
+        Figure(
+            name="stagger",
+            title="Checks spread over the steps",
+            note="Final loss at the middle learning rate: does it matter that the factors are not"
+            " checked at the same steps?",
+            panels=tuple(compared(w, CHECKS, False) for w in ("digits-vit", "imagewoof-vit")),
             seeds=5,
         ),
     )
