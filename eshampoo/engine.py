@@ -68,7 +68,7 @@ class EigenbasisOptimizer(Optimizer):
         before = len(self.param_groups)
         if self._ready:
             self._follow()
-        super().add_param_group(binding.listed(param_group))
+        super().add_param_group(binding.listed(param_group, offered(self.options)))
         try:
             self._build(before)
         except BaseException:
@@ -82,8 +82,7 @@ class EigenbasisOptimizer(Optimizer):
     def _build(self, index: int) -> None:
         """Create the buckets and the state of one group, eagerly, so that checkpoints see it."""
         group = self.param_groups[index]
-        names = self._names()
-        o = self.options.of(group)
+        names, o = self._names(), self.options.of(group)
         # Numbers of other libraries become Python numbers, which checkpoints can hold.
         group.update({name: getattr(o, name) for name in offered(self.options)})
         params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
@@ -220,8 +219,7 @@ class EigenbasisOptimizer(Optimizer):
     def _see(self, call: Statistics) -> None:
         """Take in the current gradients, in a step or as an observation."""
         self._follow()
-        if self._bond.on_meta:
-            binding.check_materialised(self._bond)
+        binding.check_materialised(self._bond)
         # Options and gradients are read, and refused if they are wrong, before anything changes.
         options = self._options()
         if call == "observe":
@@ -254,9 +252,11 @@ class EigenbasisOptimizer(Optimizer):
 
     def _options(self) -> list[Options]:
         """What the param groups say; read again if anything was written into them."""
-        groups = [{**group, "params": None} for group in self._groups()]
+        groups = [{**group, "params": None, "param_names": None} for group in self._groups()]
         said = [x for group in groups for pair in group.items() for x in pair]
-        unknown = list in map(type, said) or len(said) != len(self._said)  # a list may have changed
+        # Lists and tensors may have changed in place, except rates, which are read when used.
+        kinds = {type(x) for group in groups for key, x in group.items() if key != "lr"}
+        unknown = list in kinds or Tensor in kinds or len(said) != len(self._said)
         if unknown or any(map(is_not, said, self._said)):
             read = [self.options.of(group) for group in groups]
             for o, shapes in zip(read, self._shapes, strict=True):

@@ -100,6 +100,7 @@ class Options:
         sides: which sides of a matrix have a basis: "both", or only the "left", the "right" or the
             "smaller" one (one-sided Shampoo, ASGO). The other side then needs no products and no
             state. In a tensor with more dimensions "left" is the first one and "right" the last.
+            A side that is 8 times as long as the rest of its block, or longer, never has a basis.
         state: "full", or "lean", which takes little more than half of the memory: one triangle of
             each factor, momentum in bfloat16 (rounded so that it does not stall) and bases in
             float16.

@@ -7,14 +7,15 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple, get_args
 
 from torch import Tensor
+from torch.nn import Parameter
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - whatever a group holds
     """Turn numbers of other libraries, and pairs of them, into Python's; keep all other values."""
     if isinstance(value, tuple | list):
         return tuple(map(plain, value))
-    if isinstance(value, Tensor) and value.dim() == 0:
-        return value.item()
+    if isinstance(value, Tensor) or type(value).__module__ == "numpy":
+        return plain(value.tolist())
     if isinstance(value, Real) and not isinstance(value, bool):
         return int(value) if isinstance(value, Integral) else float(value)
     return value
@@ -72,7 +73,10 @@ def one_of(words: object, *more: object) -> Rule:
 
 
 def _is_lr(value: object) -> bool:
-    return value.numel() == 1 if isinstance(value, Tensor) else 0 <= number(value) < math.inf
+    if isinstance(value, Tensor):  # its value is not read from other devices
+        on_host = type(value) in (Tensor, Parameter) and value.is_cpu
+        return value.numel() == 1 and (not on_host or 0 <= value.item() < math.inf)
+    return 0 <= number(value) < math.inf
 
 
 ANYTHING = Rule(lambda _: True, "")

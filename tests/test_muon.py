@@ -79,3 +79,18 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_counted():
     optimizer.step()
     assert torch.equal(p, torch.ones(3, 4))
     assert [(r.name, r.skipped) for r in optimizer.basis_report()] == [("W", 1)]
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "raise", "propagate"])
+@pytest.mark.parametrize("size", [0.0, 1e-22, 1e-30])
+def test_gradients_that_vanish_make_no_nan(size, nonfinite):
+    """The norm of the momentum underflows long before its entries do: after 900 steps at 0.95."""
+    (p,) = parameters([torch.ones(8, 6)])
+    optimizer = Muon([p], lr=1e-3, weight_decay=0.0, nonfinite=nonfinite)
+    p.grad = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)) * (size or 1e-15)
+    optimizer.step()
+    p.grad.mul_(0.0 if size == 0 else 1.0)
+    for _ in range(300):
+        optimizer.step()
+    assert p.isfinite().all()
+    assert (p - 1).abs().max() < 1

@@ -126,6 +126,10 @@ NUMBERS = [
     ("lr", np.float64(0.5), 0.5),
     ("betas", (np.float32(0.5), np.float64(0.75)), (0.5, 0.75)),
     ("betas", [torch.tensor(0.5), 0.75], (0.5, 0.75)),
+    ("betas", torch.tensor([0.5, 0.75]), (0.5, 0.75)),
+    ("betas", np.array([0.5, 0.75]), (0.5, 0.75)),
+    ("lr", np.array(0.5), 0.5),
+    ("record", np.bool_(True), True),
     ("eps", torch.tensor(0.5), 0.5),
     ("weight_decay", np.int64(1), 1),
     ("tau", np.float32(0.25), 0.25),
@@ -166,6 +170,24 @@ def test_a_schedule_may_return_numbers_of_other_libraries():
         optimizer = EShampoo(params, frequency=2, tau=lambda t, number=number: number(0.25))
         run(optimizer, params, grads)
         assert optimizer.basis_report()[0].checks == 2
+
+
+@pytest.mark.parametrize("value", [-1.0, torch.nan, torch.inf])
+def test_a_rate_in_a_tensor_is_refused_as_a_number_is(value):
+    for lr in (value, torch.tensor(value), torch.tensor([value])):
+        with pytest.raises(ValueError, match=r"lr=.*at least 0"):
+            EShampoo(parameters([torch.ones(2, 2)]), lr=lr)
+
+
+def test_a_number_in_a_tensor_is_read_at_every_step():
+    (p,) = parameters([torch.ones(4, 4)])
+    optimizer, decay = EShampoo([p], lr=1.0), torch.tensor(0.5)
+    optimizer.param_groups[0]["weight_decay"] = decay
+    p.grad = torch.zeros(4, 4)
+    optimizer.step()
+    decay.zero_()
+    optimizer.step()
+    assert torch.equal(p, torch.full((4, 4), 0.5))
 
 
 @pytest.mark.parametrize(("name", "value"), [("lr", "1e-3"), ("frequency", "10"), ("eps", "1E-8")])

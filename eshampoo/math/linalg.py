@@ -6,6 +6,7 @@ so mode i is dimension i + 1 of a stack. Functions that end in _ write into an a
 are pure.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -101,13 +102,14 @@ def are_orthogonal(V: Tensor) -> Tensor:
 def polar_factor(X: Tensor, iterations: int) -> Tensor:
     """Approximate UVᵀ of X = UΣVᵀ by Newton–Schulz: X ← aX + (bA + cA²)X, A = XXᵀ, from X/‖X‖_F.
 
-    The iteration is quick rather than exact: singular values end between 0.7 and 1.2.
+    The iteration is quick rather than exact: singular values end between 0.7 and 1.2. An X whose
+    squares vanish counts as zero.
     """
     a, b, c = NEWTON_SCHULZ
     tall = X.shape[1] > X.shape[2]
     Y = X.transpose(1, 2) if tall else X
     norm = torch.linalg.vector_norm(Y, dim=(1, 2), keepdim=True)
-    Y = Y / norm.clamp_min(torch.finfo(X.dtype).tiny)
+    Y = Y / norm.masked_fill(norm <= math.sqrt(torch.finfo(X.dtype).tiny), math.inf)
     for _ in range(iterations):
         A = torch.bmm(Y, Y.transpose(1, 2))
         Y = torch.baddbmm(Y, torch.baddbmm(A, A, A, beta=b, alpha=c), Y, beta=a)

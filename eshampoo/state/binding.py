@@ -6,7 +6,7 @@ call notices: the state follows, or the call is refused.
 
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -97,13 +97,15 @@ def as_lists_(groups: Sequence[dict[str, Any]]) -> list[list[Tensor]]:
     return tensors
 
 
-def listed(group: Mapping[str, Any]) -> dict[str, Any]:
+def listed(group: Mapping[str, Any], keywords: Collection[str]) -> dict[str, Any]:
     """A param group with a list of leaves; what torch will refuse is passed on as it is."""
     given = group["params"]
     params = given if isinstance(given, Tensor | set) else list(given)
     if not isinstance(params, set):
         check_leaves(params)
-    return {**group, "params": params}
+    grafted = "rms" in keywords and group.get("graft") is not None
+    instead = {"rms": None} if grafted else {}  # a graft sets the size of updates
+    return {**instead, **group, "params": params}
 
 
 def check_leaves(params: Tensor | Sequence[Any]) -> None:

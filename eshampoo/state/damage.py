@@ -82,6 +82,10 @@ def check_kinds(
     for p, entries in saved.items():
         for name, value in entries.items():
             if isinstance(value, Tensor):
+                if value.layout != torch.strided:
+                    raise _damaged(p, name, f"has the layout {value.layout}", names)
+                if value.is_meta and not p.is_meta:
+                    raise _damaged(p, name, "is on the meta device, without values", names)
                 if ours and value.is_floating_point() == name.startswith(COUNTERS):
                     raise _damaged(p, name, f"has the dtype {value.dtype}", names)
             elif name != "step" or not isinstance(value, int | float) or isinstance(value, bool):

@@ -36,7 +36,8 @@ def check_adam(
                 "AdamW or of this library, or start without one"
             )
     for bucket in buckets:
-        if bucket.state.exp_avg_sq is None and any(p in saved for p in bucket.parameters):
+        moments = bucket.state.exp_avg_sq, bucket.state.graft_sq
+        if moments == (None, None) and any(p in saved for p in bucket.parameters):
             raise ValueError(
                 f"AdamW's state cannot continue in {bucket.method.name} without a second moment of "
                 "its own; use EShampoo, SOAP or a graft, or start without the state"

@@ -15,7 +15,7 @@ from ..options import Options
 from ..state.blocks import Part
 from ..state.bucket import Bucket
 from ..state.state import State
-from .phases import Coefficients, bias, look_ahead, share
+from .phases import Coefficients, bias, floor, look_ahead, share
 from .task import Compared, Task
 
 
@@ -45,21 +45,31 @@ def average_lent_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
     """The second moment of the grafting method sees G, before G is rotated."""
     moment = s.lent
     if moment is not None:
-        beta = 1.0 if o.graft == "adagrad" else o.betas[1]
+        beta = lent_beta(o)
         seen = means(G.square(), moment)
         average_(moment, seen, beta, per_block(share(beta, c.moving), G))
 
 
+def lent_beta(o: Options) -> float:
+    """β of the grafting method's second moment; 1 for AdaGrad's sum."""
+    return 1.0 if o.graft == "adagrad" else o.betas[1]
+
+
 def direction(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:
-    """The update of the grafting method, from the same momentum as the method's own."""
+    """The update of the grafting method, from the same momentum as the method's own.
+
+    M that was rotated back has an error of about u‖M‖ in every entry, so its √D has a floor too.
+    """
     M = s.momentum(lambda momentum: look_ahead(momentum, G, o))
     bias1 = per_block(c.bias1, s.exp_avg)
     if s.lent is None:
         return M / bias1
-    t = s.step.clamp_min(1.0)
+    t, root = s.step.clamp_min(1.0), s.lent.sqrt()
+    least = floor(s, o, lent_beta(o)) if s.home == "eigenbasis" else None
+    if least is not None:
+        root = torch.maximum(root, per_block(least, root))
     correction = bias(o.betas[1], t) if o.graft == "adam" else torch.ones_like(t)
-    D = s.lent / per_block(correction, s.lent)
-    return M / (bias1 * (D.sqrt() + o.least_eps))
+    return M / (bias1 * (root / per_block(correction.sqrt(), root) + o.least_eps))
 
 
 def squared_norms(U: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def admit_(
     live = torch.ones_like(step)
     if present is not None:
         live = torch.where(present, live, -0.0)
-    if o.nonfinite == "skip":
+    if o.nonfinite != "propagate":  # with "raise", gradients are finite by now
         norms = [torch.linalg.vector_norm(G.flatten(1), dim=1) for G in grads]
         norm = torch.cat(norms) if len(norms) > 1 else norms[0]
         finite = norm < math.sqrt(torch.finfo(norm.dtype).max)  # False for NaN

@@ -244,7 +244,7 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
     if D is None:
         values = s.diagonals[0] if s.full is None else diagonal(s.full)
         D = values.clamp_min(0.0).reshape(s.exp_avg.shape)
-    least = floor(s, o, averaged)
+    least = floor(s, o, o.beta_scale if averaged else o.betas[1])
     if o.moment != "entry":  # D has one number for many entries
         average_(D, means(G.square(), D), o.beta_scale, per_block(c.share3, D))
         D, averaged = D.expand_as(G), False
@@ -303,15 +303,17 @@ def chunks(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(stack[:, start : start + width] for stack in flat)
 
 
-def floor(s: State, o: Options, averaged: bool) -> Tensor | None:
-    """The least √D [N, 1] that counts as signal; None without a basis, 0 while Q = I.
+def floor(s: State, o: Options, beta: float) -> Tensor | None:
+    """The least √D [N, 1] that counts as signal, for a D that averages squares with this β.
+
+    None without a basis, 0 while Q = I.
 
     Rotations leave an error of about u‖G‖ in every entry. Where there was nothing else (in the null
     space of a factor), Adam would divide the error by itself and take a full-size step. Values over
     64 u √E‖G‖² are not rounding. An update of fixed size amplifies small entries, so with `rms` the
     least is a thousandth of the root mean square √(E‖G‖²/∏d). A lean basis leaves a larger error.
     """
-    beta2, beta3 = o.betas[1], o.beta_scale if averaged else o.betas[1]
+    beta2 = o.betas[1]
     share = ROUNDING * torch.finfo(s.step.dtype).eps
     if o.rms is not None:
         share = SIGNAL / math.sqrt(math.prod(s.exp_avg.shape[1:]))
@@ -324,9 +326,9 @@ def floor(s: State, o: Options, averaged: bool) -> Tensor | None:
     for values in s.diagonals.values():
         # ‖G‖² in the average of the factor, where only rounding is negative, …
         energy: Tensor = torch.linalg.vector_norm(values, 1, dim=1, keepdim=True)
-        if beta3 != beta2:  # … and in that of D
+        if beta != beta2:  # … and in that of D
             t = s.age.clamp_min(1.0).unsqueeze(1)
-            energy = energy * total(beta3, t) / total(beta2, t)
+            energy = energy * total(beta, t) / total(beta2, t)
         return energy.mul_(share**2).sqrt_().mul_(s.turned.unsqueeze(1))
     return None
 

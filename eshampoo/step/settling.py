@@ -17,9 +17,11 @@ def settle_(s: State, live: Tensor) -> None:
     """
     M = s.exp_avg
     least = live.view(-1) * (2**24 * finfo(s.step.dtype).tiny)
-    gone = [along(x < least.view(-1, 1), i, M.dim() - 1) for i, x in s.diagonals.items()]
+    # Rounding can make a small eigenvalue negative, so it is the absolute value that counts.
+    small = [x.abs() < least.view(-1, 1) for x in s.diagonals.values()]
+    gone = [along(where, i, M.dim() - 1) for i, where in zip(s.diagonals, small, strict=True)]
     if s.full is not None:
-        gone.append((diagonal(s.full) < least.view(-1, 1)).view(M.shape))
+        gone.append((diagonal(s.full).abs() < least.view(-1, 1)).view(M.shape))
     if s.exp_avg_sq is not None:
         gone.append(s.exp_avg_sq < per_block(least, M))
     for where in gone:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import METHODS, assert_same, parameters, problem, run, snapshot, through_a_file, trained
 
-from eshampoo import SOAP, EShampoo, FullMatrixAdam, KLShampoo, Shampoo, schedules
+from eshampoo import CASPR, SOAP, EShampoo, FullMatrixAdam, KLShampoo, Shampoo, schedules
 
 SHAPES = [(4, 4), (4, 4), (6,), (3, 3, 3), (), (7, 5), (0, 3)]
 OPTIONS = {
@@ -145,13 +145,13 @@ def test_an_adamw_state_without_steps_and_with_partial_state_loads():
         torch.testing.assert_close(p, q, rtol=0, atol=1e-14)
 
 
-def test_an_adamw_state_continues_in_soap_and_in_grafted_shampoo():
+def test_an_adamw_state_continues_in_soap_and_in_grafted_shampoo_and_caspr():
     tensors, grads = problem([(4, 4), (5,)], 12)
-    for optimizer_class in (SOAP, Shampoo):
+    for optimizer_class, graft in ((SOAP, None), (Shampoo, "adam"), (CASPR, "adam")):
         params = parameters(tensors)
         adamw = torch.optim.AdamW(params)
         run(adamw, params, grads[:6])
-        optimizer = optimizer_class(params, frequency=50)
+        optimizer = optimizer_class(params, frequency=50, graft=graft)
         optimizer.load_state_dict(adamw.state_dict())
         expected, state = params[0].detach().clone(), adamw.state[params[0]]
         assert optimizer.state[params[0]]["step"].item() == 6

@@ -138,6 +138,8 @@ def test_entries_of_another_kind_are_refused():
         ("exp_avg", "text", "is a str"),
         ("factor_0", torch.ones(1, 4, 4, dtype=torch.int64), "dtype torch.int64"),
         ("basis_checks", torch.ones(1, 2), "dtype torch.float32"),
+        ("exp_avg", torch.ones(1, 4, 4, device="meta"), "on the meta device"),
+        ("exp_avg", torch.ones(1, 4, 4).to_sparse(), "layout torch.sparse_coo"),
     ]:
         state = {k: dict(v) for k, v in state_dict["state"].items()}
         state[0][name] = value

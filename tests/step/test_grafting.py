@@ -1,8 +1,10 @@
 """The size of an update: every Shampoo with the length of every graft, and a fixed one."""
 
+import math
+
 import pytest
 import torch
-from cases import KEYWORDS, choices, compare, feed, parameters, run, trained
+from cases import KEYWORDS, METHODS, choices, compare, feed, parameters, run, trained
 
 from eshampoo import EShampoo, Shampoo
 
@@ -72,3 +74,32 @@ def test_rms_and_graft_together_are_refused():
         with pytest.raises(ValueError, match="both set the size") as error:
             build()
         assert "leave one of them at None" in str(error.value)
+
+
+def test_a_graft_in_a_param_group_takes_the_place_of_the_default_size():
+    p, q = parameters([torch.ones(3, 4), torch.ones(4, 3)])
+    optimizer = EShampoo([{"params": [p], "graft": "adam"}, {"params": [q]}])
+    optimizer.add_param_group({"params": parameters([torch.ones(2, 2)]), "graft": "sgd"})
+    assert [group["rms"] for group in optimizer.param_groups] == [None, 0.4, None]
+    with pytest.raises(ValueError, match="both set the size"):
+        EShampoo([{"params": [p], "graft": "adam", "rms": 0.4}])
+
+
+@pytest.mark.parametrize("graft", ["adam", "rmsprop", "adagrad"])
+@pytest.mark.parametrize("method", ["EShampoo", "SOAP", "CASPR"])
+def test_rounding_in_rows_without_signal_does_not_lengthen_an_update(method, graft):
+    """M, rotated back, has an error in every row, which Adam would divide by its own size: 681 lr.
+
+    AdamW's largest update here has a root mean square of 0.85 lr; AdaGrad's and RMSprop's first
+    ones have entries of 1 and 1/√(1−β2), so at most 32 lr."""
+    generator = torch.Generator().manual_seed(0)
+    (W,) = parameters([torch.zeros(12, 8)])
+    options = {"betas": (0.9, 0.999), "weight_decay": 0.0, "graft": graft, "frequency": 3}
+    optimizer = METHODS[method]([W], lr=1.0, **options)
+    for _ in range(30):
+        before = W.detach().clone()
+        W.grad = 100 * torch.randn(12, 8, generator=generator)
+        W.grad[:4] *= 1e-10
+        optimizer.step()
+        size = float((W.detach() - before).norm()) / math.sqrt(W.numel())
+        assert size <= {"adam": 1.5, "rmsprop": 32.0, "adagrad": 1.0}[graft]
