@@ -43,8 +43,7 @@ class EigenbasisOptimizer(Optimizer):
     def __init__(self, params: ParamsT, options: Options) -> None:
         self._forget()
         self._ready = False  # until all groups have been added
-        self._warned = False  # whether the user was told of skipped gradients
-        self._begun = False  # whether a step was taken or a state loaded
+        self._warned = self._begun = False  # told of skipped gradients; stepped, or loaded a state
         self._calls = {"step": self.method.start, "observe": 0}  # the same on all ranks
         defaults = {name: getattr(options, name) for name in offered(self.options)}
         self.options.of(defaults)  # checked before the parameters, as in torch
@@ -219,7 +218,8 @@ class EigenbasisOptimizer(Optimizer):
     def _see(self, call: Statistics) -> None:
         """Take in the current gradients, in a step or as an observation."""
         self._follow()
-        binding.check_materialised(self._bond)
+        if self._bond.on_meta:
+            binding.check_materialised(self._bond)
         # Options and gradients are read, and refused if they are wrong, before anything changes.
         options = self._options()
         if call == "observe":
