@@ -158,6 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # the user has to fix what the system refuses
         where = "" if error.filename is None else f"{error.filename}: "
         return complain(f"{where}{error.strerror or error}; give another path or make it usable")
+    except FloatingPointError as error:  # a step with nonfinite="raise"
+        return complain(str(error))
     except KeyboardInterrupt:
         complain("interrupted")
         return 130

@@ -86,6 +86,8 @@ def optimizer_list(text: str) -> list[tuple[str, dict[str, Option]]]:
                 raise UserError(f"cannot read {pair!r} of {part!r}; write name:key=value:key=value")
             options[key] = parse_option(value)
         check_options(name, options)
+        if (name, options) in chosen:
+            raise UserError(f"{part.strip()!r} is listed twice; give the second one other options")
         chosen.append((name, options))
     return chosen
 

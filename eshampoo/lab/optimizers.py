@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -40,17 +41,25 @@ def parse_option(text: str) -> Option:
         return words[text.lower()]
     try:
         number = int(text)
-        return number if abs(number) < 2**63 else float(text)
+        return number if abs(number) < 2**63 else finite(text)
     except ValueError:
         pass
     try:
-        return float(text)
+        return finite(text)
     except ValueError:
         pass
     try:
-        return tuple(float(part) for part in text.split(",")) if "," in text else text
+        return tuple(finite(part) for part in text.split(",")) if "," in text else text
     except ValueError:
         return text
+
+
+def finite(text: str) -> float:
+    """Read a number; one that is too large for a float is refused."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise UserError(f"{text[:20]!r} is not a finite number; type one below 1e308")
+    return number
 
 
 def check_options(name: str, options: Mapping[str, Option]) -> None:
@@ -62,13 +71,18 @@ def check_options(name: str, options: Mapping[str, Option]) -> None:
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise UserError(f"{name} has no keyword {key!r}; {hint}it takes: {', '.join(taken)}")
     starts = {start for option in options.values() for start, _ in schedule(option) or []}
+    begun: Optimizer | None = None
     for share in sorted({0.0, *starts}):
         parameter = nn.Parameter(torch.zeros(2, 2))
         parameter.grad = torch.zeros(2, 2)
         try:
             with warnings.catch_warnings():  # about a stand-in for the user's parameters
                 warnings.simplefilter("ignore", UserWarning)
-                construct(name, [("weight", parameter)], options, share).step(lambda: 0.0)
+                fresh = construct(name, [("weight", parameter)], options, share)
+                begun = fresh if begun is None else begun
+                set_scheduled_(begun, options, share)  # some options cannot change during a run
+                for optimizer in (fresh, begun):
+                    optimizer.step(lambda: 0.0)
         except (TypeError, ValueError, RuntimeError, AssertionError, OverflowError) as error:
             raise refusal(name, error) from error
 
@@ -126,6 +140,14 @@ def schedule(option: Option) -> list[tuple[float, float]] | None:
             " at which each starts, for instance 0.8,0.01@0.9"
         ) from error
     return pieces
+
+
+def set_scheduled_(optimizer: Optimizer, options: Mapping[str, Option], share: float) -> None:
+    """Write the values that scheduled options have after a share of the run into the groups."""
+    for group in optimizer.param_groups:
+        for key, option in options.items():
+            if schedule(option) is not None:
+                group[key] = scheduled(option, share)
 
 
 def scheduled(option: Option, share: float) -> Option:

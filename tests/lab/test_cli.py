@@ -144,7 +144,11 @@ REFUSED = {
     "a seed of 5,000 digits": (["--seed", "9" * 5000], "must be a whole number"),
     "steps of 5,000 digits": (["--steps", "9" * 5000], "must be a whole number"),
     "threads for a city": (["--threads", "1000000"], "must be a whole number"),
-    "a rate of 400 digits": (["--lr", "9" * 400], "refuses its options"),
+    "a rate of 400 digits": (["--lr", "9" * 400], "is not a finite number"),
+    "a threshold of 5,000 digits": (["--tau", "9" * 5000], "is not a finite number"),
+    "betas without an end": (["--betas", "0.9,inf"], "is not a finite number"),
+    "a schedule of shapes": (["--max-dim", "8,16@0.5"], "the shapes of the state depend on it"),
+    "a device without values": (["--device", "meta"], "cannot compute on 'meta'"),
     "an overlong value": (["--solver", "x" * 5000], "refuses its options"),
     "an overlong key": ([f"--{'x' * 5000}", "1"], "has no keyword"),
     "an escape": (["--solver", "\x1b[31mred"], "refuses its options"),
@@ -168,6 +172,17 @@ def test_an_overlong_path_gets_one_line(option, tmp_path, capsys, monkeypatch):
     train = ["train", "text-llama", "--optimizer", "adamw", *SHORT]
     assert "File name too long" in complaint(capsys, *train, option, tmp_path / ("x" * 300))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_raises_at_its_gradients_ends_in_one_line(tmp_path, capsys):
+    train = ["train", "digits-vit", "--optimizer", "eshampoo", *SHORT, "--out", tmp_path / "run"]
+    error = complaint(capsys, *train, "--nonfinite", "raise", "--lr", "1e25")
+    assert "has NaN or Inf" in error
+
+
+def test_a_comparison_with_itself_is_refused(capsys):
+    words = ["compare", "digits-vit", "--optimizers", "adamw,eshampoo,adamw", *SHORT]
+    assert "'adamw' is listed twice" in complaint(capsys, *words)
 
 
 def test_a_comparison_or_a_figure_that_is_refused_leaves_nothing(tmp_path, capsys, monkeypatch):

@@ -17,6 +17,7 @@ ORIGIN = (
     " .npz with images [N, H, W] and is_test [N]"
 )
 ACCELERATION = 4
+LEAST_SIDE = 16  # px of an image: three poolings leave two
 CENTRE = 0.08  # share of the columns in the middle that are always measured
 
 
@@ -92,7 +93,7 @@ class FileSlices:
                 k_space = torch.from_numpy(np.asarray(file["kspace"][number]))
                 target = torch.from_numpy(np.asarray(file[reconstruction(opened)][number]))
                 return k_space, target.float()
-        except (OSError, KeyError, RuntimeError, ValueError) as error:
+        except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise damaged(path, error) from error
 
 
@@ -165,6 +166,10 @@ def read_magnitudes(source: Path) -> tuple[Tensor, Tensor]:
             raise ValueError(f"images {[*images.shape]} and is_test {[*test.shape]}")
         if not 0 < int(test.bool().sum()) < len(test) or not images.numel():
             raise ValueError("nothing to train on or nothing held out")
+        if min(images.shape[1:]) < LEAST_SIDE:
+            raise ValueError(f"images {[*images.shape[1:]]}, at least {LEAST_SIDE} px are needed")
+        if not images.isfinite().all():
+            raise ValueError("images with NaN or Inf")
     except Exception as error:  # a damaged archive can fail in many ways
         raise UserError(f"{source} is damaged or foreign: {error}; give {ORIGIN}") from error
     return images, test.bool()
@@ -197,6 +202,8 @@ def crops(path: Path, size: int) -> tuple[int, tuple[int, ...]]:
     except (OSError, KeyError, AttributeError, RuntimeError) as error:
         raise damaged(path, error) from error
     cropped = {tuple(min(size, side) for side in shape[-2:]) for shape in (whole, wanted)}
+    if any(side < LEAST_SIDE for shape in cropped for side in shape):
+        raise damaged(path, f"its slices are smaller than {LEAST_SIDE} px, {cropped}")
     if not complex_numbers or len(whole) not in (3, 4) or len(wanted) != 3 or len(cropped) > 1:
         raise damaged(path, f"its k-space has the shape {whole} and its target {wanted}")
     if whole[0] != wanted[0]:

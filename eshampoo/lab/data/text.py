@@ -78,12 +78,18 @@ def load_text(path: Path | None, *, vocabulary: int, length: int) -> TextData:
     train, test = corpus(source)
     digest = hashlib.sha256("\0".join([*train, "", *test]).encode()).hexdigest()[:16]
     arrays = cached(f"text-{vocabulary}-{digest}", lambda: tokenised(train, test, vocabulary))
-    if len(arrays["test"]) <= length:
-        raise UserError(
-            f"the validation text has {len(arrays['test'])} tokens, fewer than the window of"
-            f" {length}; give more text or a smaller --scale"
-        )
+    check_lengths(arrays["train"], arrays["test"], length, "tokens")
     return TextData(arrays["train"], arrays["test"], length, int(arrays["vocabulary"]))
+
+
+def check_lengths(train: Tensor, test: Tensor, length: int, unit: str) -> None:
+    """Refuse a text that is shorter than one window."""
+    for part, stream in (("training", train), ("validation", test)):
+        if len(stream) <= length:
+            raise UserError(
+                f"the {part} text has {len(stream)} {unit}, not more than the window of {length};"
+                " give more text or a smaller --scale"
+            )
 
 
 def load_characters(path: Path | None, *, length: int) -> TextData:
@@ -96,8 +102,7 @@ def load_characters(path: Path | None, *, length: int) -> TextData:
         torch.tensor([numbers.get(character, len(alphabet)) for character in part])
         for part in (train, test)
     ]
-    if len(streams[1]) <= length:
-        raise UserError(f"the validation text has {len(streams[1])} characters; give more text")
+    check_lengths(streams[0], streams[1], length, "characters")
     return TextData(streams[0], streams[1], length, len(alphabet) + 1)
 
 
@@ -151,11 +156,13 @@ def read(path: Path) -> str:
 def json_documents(path: Path) -> list[str]:
     """Read one document per line: its ``text``, or ``prefix`` and ``gold_completion`` joined."""
     documents = []
-    for number, line in enumerate(read(path).splitlines(), 1):
+    # texts may hold other line breaks, which splitlines() would cut at
+    for number, line in enumerate(read(path).removesuffix("\n").split("\n"), 1):
         try:
             record = json.loads(line)
             fields = ("text",) if "text" in record else ("prefix", "gold_completion")
             documents.append("".join(record[field] for field in fields))
+            documents[-1].encode()  # half a character is refused here
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number}: not JSON with a 'text' field ({error}); give {ORIGIN}"

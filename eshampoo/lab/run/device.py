@@ -10,7 +10,10 @@ from eshampoo.lab.errors import UserError
 def placed(model: nn.Module, name: str) -> nn.Module:
     """Bring a model to a device."""
     try:
-        return model.to(torch.device(name))
+        device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("tensors have no values there")
+        return model.to(device)
     except (RuntimeError, AssertionError) as error:  # a build of torch without CUDA raises this
         reason = str(error).splitlines()[0]
         raise UserError(f"cannot compute on {name!r}: {reason}; give --device cpu") from error

@@ -20,7 +20,7 @@ from eshampoo.lab.data import Batch, Dataset, batch_indices, seeded
 from eshampoo.lab.errors import UserError
 from eshampoo.lab.files import make_directory
 from eshampoo.lab.models import parameter_kinds
-from eshampoo.lab.optimizers import build_optimizer, schedule, scheduled
+from eshampoo.lab.optimizers import build_optimizer, set_scheduled_
 from eshampoo.lab.run.basis import basis_record, computations, factors_record
 from eshampoo.lab.run.checkpoint import (
     checkpoints,
@@ -236,9 +236,7 @@ def _apply_schedules_(state: _State) -> None:
     for group in state.optimizer.param_groups:
         # the group's rate is the option, or the optimizer's own default
         group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
-        for key, option in state.run.options.items():
-            if schedule(option) is not None:
-                group[key] = scheduled(option, state.step / steps)
+    set_scheduled_(state.optimizer, state.run.options, state.step / steps)
 
 
 def _evaluate_(state: _State) -> None:

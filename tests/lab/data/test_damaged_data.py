@@ -5,6 +5,7 @@ import io
 import random
 import shutil
 import tarfile
+from functools import partial
 
 import made_data
 import numpy as np
@@ -33,14 +34,14 @@ def small_tgz(directory):
 def magnitudes(directory):
     """MRI as one .npz."""
     path = directory / "brain_mri.npz"
-    pixels = np.random.default_rng(0).integers(0, 255, (6, 8, 8), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 255, (6, 16, 16), dtype=np.uint8)
     np.savez_compressed(path, images=pixels, is_test=np.arange(6) > 3)
     return path
 
 
 LOADERS = {
     "tgz": (small_tgz, lambda path: images.load_imagewoof(path, size=16, stored=18)),
-    "npz": (magnitudes, lambda path: mri.load_mri(path, size=8)),
+    "npz": (magnitudes, lambda path: mri.load_mri(path, size=16)),
     "csv.gz": (made_data.moleculenet_csv, molecules.load_molecules),
     "txt.gz": (made_data.text_file, lambda path: text.load_text(path, vocabulary=300, length=8)),
 }
@@ -168,16 +169,18 @@ def test_a_split_that_is_no_list_of_rows_is_refused(tmp_path):
             molecules.load_molecules(root)
 
 
-PIXELS, HELD_OUT = np.zeros((4, 8, 8), np.uint8), np.arange(4) > 2
+PIXELS, HELD_OUT = np.zeros((4, 16, 16), np.uint8), np.arange(4) > 2
 BAD_ARRAYS = {
     "other keys": {"pictures": PIXELS},
     "one key": {"images": PIXELS},
     "flat images": {"images": PIXELS[0], "is_test": HELD_OUT},
     "another count": {"images": PIXELS, "is_test": HELD_OUT[1:]},
     "objects": {"images": np.array([None] * 4), "is_test": HELD_OUT},
-    "words": {"images": np.full((4, 8, 8), "x"), "is_test": HELD_OUT},
+    "words": {"images": np.full((4, 16, 16), "x"), "is_test": HELD_OUT},
     "no images": {"images": PIXELS[:0], "is_test": HELD_OUT[:0]},
     "nothing held out": {"images": PIXELS, "is_test": HELD_OUT & False},
+    "three pixels": {"images": PIXELS[:, :3, :3], "is_test": HELD_OUT},
+    "not numbers": {"images": np.full((4, 16, 16), np.nan), "is_test": HELD_OUT},
 }
 
 
@@ -186,7 +189,7 @@ def test_an_npz_of_something_else_is_refused(arrays, tmp_path):
     path = tmp_path / "mri.npz"
     np.savez(path, **arrays)
     with pytest.raises(UserError, match=r"mri\.npz is damaged or foreign"):
-        mri.load_mri(path, size=8)
+        mri.load_mri(path, size=16)
 
 
 def test_one_array_under_the_name_of_an_npz_is_refused(tmp_path):
@@ -194,16 +197,17 @@ def test_one_array_under_the_name_of_an_npz_is_refused(tmp_path):
     np.save(buffer, PIXELS)
     (tmp_path / "mri.npz").write_bytes(buffer.getvalue())
     with pytest.raises(UserError, match=r"mri\.npz is damaged or foreign"):
-        mri.load_mri(tmp_path, size=8)
+        mri.load_mri(tmp_path, size=16)
 
 
-SLICES = np.zeros((2, 12, 12), np.complex64)
+SLICES = np.zeros((2, 24, 24), np.complex64)
 BAD_VOLUMES = {
     "no target": ({"kspace": SLICES}, "reconstruction_rss"),
     "no k-space": ({"reconstruction_esc": SLICES.real}, "kspace"),
     "flat": ({"kspace": SLICES[0], "reconstruction_esc": SLICES[0].real}, "shape"),
     "real k-space": ({"kspace": SLICES.real, "reconstruction_esc": SLICES.real}, "shape"),
     "smaller target": ({"kspace": SLICES, "reconstruction_esc": SLICES.real[:, 4:]}, "shape"),
+    "no pixels": ({"kspace": SLICES[:, :0], "reconstruction_esc": SLICES.real[:, :0]}, "smaller"),
     "fewer targets": ({"kspace": SLICES, "reconstruction_esc": SLICES.real[1:]}, "2 slices and 1"),
     "other slices": (
         {"kspace": SLICES[:, 4:], "reconstruction_esc": SLICES.real[:, 4:]},
@@ -216,24 +220,57 @@ BAD_VOLUMES = {
 def test_a_volume_of_another_shape_is_refused(content, word, tmp_path):
     import h5py
 
-    root = made_data.fastmri_folder(tmp_path, size=12, slices=2)
+    root = made_data.fastmri_folder(tmp_path, size=24, slices=2)
     path = root / "singlecoil_train" / "file1.h5"
     path.unlink()
     with h5py.File(path, "w") as file:
         for key, array in content.items():
             file[key] = array
     with pytest.raises(UserError, match=rf"file1\.h5 is not a fastMRI volume.*{word}"):
-        mri.load_mri(root, size=12)
+        mri.load_mri(root, size=24)
+
+
+def test_a_volume_whose_target_is_text_is_refused(tmp_path):
+    import h5py
+
+    root = made_data.fastmri_folder(tmp_path, size=24, slices=2)
+    with h5py.File(root / "singlecoil_train" / "file0.h5", "a") as file:
+        del file["reconstruction_esc"]
+        file["reconstruction_esc"] = np.full((2, 24, 24), b"x")
+    with pytest.raises(UserError, match=r"file0\.h5 is not a fastMRI volume"):
+        mri.load_mri(root, size=24).train[0]
+
+
+BAD_TEXTS = {
+    "half a character": ('{"text": "\\ud800"}\n' * 20, "line 1: not JSON"),
+    "one document": ('{"text": "word word word word"}\n', "the training text has"),
+    "no JSON": ('{"text": "a"}\n\n', "line 2: not JSON"),
+}
+
+
+@pytest.mark.parametrize(("content", "word"), BAD_TEXTS.values(), ids=BAD_TEXTS)
+def test_a_text_that_cannot_be_used_is_refused(content, word, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(content)
+    for load in (partial(text.load_text, vocabulary=300), text.load_characters):
+        with pytest.raises(UserError, match=word):
+            load(path, length=8)
+
+
+def test_a_line_break_of_unicode_inside_a_document_is_no_end_of_a_line(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "first\u2028second"}\n{"text": "third\x85"}')
+    assert text.json_documents(path) == ["first\u2028second", "third\x85"]
 
 
 def test_a_truncated_volume_is_refused_when_it_is_listed_or_read(tmp_path):
-    root = made_data.fastmri_folder(tmp_path, size=12, slices=2)
+    root = made_data.fastmri_folder(tmp_path, size=24, slices=2)
     path = root / "singlecoil_train" / "file0.h5"
     whole = path.read_bytes()
     for share in (0, 0.1, 0.5, 0.99):
         path.write_bytes(whole[: int(share * len(whole))])
         with pytest.raises(UserError, match=r"file0\.h5 is not a fastMRI volume"):
-            mri.load_mri(root, size=12).train[0]
+            mri.load_mri(root, size=24).train[0]
 
 
 def test_the_command_refuses_damaged_data_in_one_line_and_leaves_nothing(tmp_path, capsys):
