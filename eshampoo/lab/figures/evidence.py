@@ -57,8 +57,8 @@ LEFT_OUT = (
     " batch and other values of β2, with one or two seeds.",
     "Runs on an Intel processor are older than the check that every basis is orthogonal"
     " (reliability.md). One of them was repeated with the check, and has the same bits.",
-    "Runs come from several processors, and are older than the last corrections of the library. Seed"
-    " 0 of EShampoo, repeated on the corrected code and another processor, ends at 0.00066 instead"
-    " of 0.00090 (digits-vit), 0.2187 instead of 0.2176 (molecules-gnn) and 1.695, as before"
-    " (imagewoof-vit). On one processor the corrections change these by less than 0.03 %.",
+    "Runs come from several processors, and are older than the last corrections of the library."
+    " Seed 0 of EShampoo, repeated on the corrected code and another processor, ends at 0.00066"
+    " instead of 0.00090 (digits-vit), 0.2187 instead of 0.2176 (molecules-gnn) and 1.695, as"
+    " before (imagewoof-vit). On one processor the corrections change these by less than 0.03 %.",
 )
