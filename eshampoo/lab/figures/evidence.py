@@ -53,8 +53,8 @@ STUDIES: Mapping[str, Figure] = {figure.name: figure for figure in (EVIDENCE, DE
 LEFT_OUT = (
     "Runs are shorter than the workloads' own, and models are small: two cores had to do.",
     "β2, weight decay and ε are those of the workload for every method, and were not tuned.",
-    "One batch size and one width for each problem. [Choosing](choosing.md) has other sizes of a"
-    " batch and other values of β2, with one or two seeds.",
+    "One batch size and one width for each problem. [Choosing](choosing.md) has other batches,"
+    " widths, lengths and values of β2, with one or two seeds.",
     "Runs on an Intel processor are older than the check that every basis is orthogonal"
     " (reliability.md). One of them was repeated with the check, and has the same bits.",
     "Runs come from several processors, and are older than the last corrections of the library."
