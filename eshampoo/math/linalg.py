@@ -94,9 +94,12 @@ def are_orthogonal(V: Tensor) -> Tensor:
 
     LAPACK can return matrices that are not orthogonal without an error, as MKL's float32 SVD does.
     """
-    d = V.shape[-1]
+    K, d, _ = V.shape
     x = torch.arange(d * PROBES, dtype=V.dtype, device=V.device).square_().cos_().view(d, PROBES)
-    return ((V.transpose(1, 2) @ (V @ x) - x).abs() <= NOT_ORTHOGONAL).flatten(1).all(1)
+    # As xᵀVᵀV: a few rows times a matrix are up to ten times as fast as a matrix times few columns.
+    x = x.t().contiguous().expand(K, PROBES, d)
+    found = torch.bmm(torch.bmm(x, V.transpose(1, 2)), V)
+    return ((found - x).abs() <= NOT_ORTHOGONAL).flatten(1).all(1)
 
 
 def polar_factor(X: Tensor, iterations: int) -> Tensor:
