@@ -14,7 +14,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its
 
 from .linalg import are_orthogonal, criterion, diagonal, mode_product, put_, take
 from .null_space import isolate_, overlapping, settle
-from .ways import CHOSEN, decompose
+from .ways import decompose
 
 Solver = Literal["eigh", "qr", "power", "partial"]
 Slots = Literal["rank", "match"]
@@ -115,7 +115,7 @@ def eigenvectors(
     A matrix that fails is tried again alone in float64, then with a little damping.
     """
     try:
-        eigenvalues, V = decompose(A) if CHOSEN else torch.linalg.eigh(A)
+        eigenvalues, V = decompose(A)
         zeros = vanishing(eigenvalues, largest).sum(1)
         # One copy to the host.
         sound, nullity = torch.stack([are_orthogonal(V).long(), zeros]).tolist()

@@ -1,5 +1,8 @@
 """Ways of `eigh`: the same answer by another road, chosen by size, and measured on request."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from cases import parameters, problem, run
@@ -30,6 +33,70 @@ def test_every_way_diagonalises(way):
     assert (eigenvalues.diff(dim=1) >= 0).all()
     torch.testing.assert_close(V.mT @ A @ V, torch.diag_embed(eigenvalues), rtol=0, atol=1e-12)
     torch.testing.assert_close(V.mT @ V, torch.eye(5, dtype=V.dtype).expand_as(V))
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("columns", [0, 1, 20, 1536])
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e34])
+def test_padding_a_matrix_changes_only_the_rounding(columns, size):
+    X = torch.randn(1, 512, columns)
+    A = X @ X.mT * (size / 512)
+    eigenvalues, V = decompose(A)
+    top = torch.linalg.eigvalsh(A).amax()
+    A, V = A.double(), V.double()
+    assert eigenvalues.shape == (1, 512)
+    assert (eigenvalues.diff(dim=1) >= 0).all()
+    assert (eigenvalues <= 4 * torch.finfo(torch.float32).eps * top).sum() == max(0, 512 - columns)
+    close = {"rtol": 0, "atol": 1e-5}
+    torch.testing.assert_close(V.mT @ V, torch.eye(512, dtype=V.dtype).unsqueeze(0), **close)
+    found = torch.diag_embed(eigenvalues.double())
+    torch.testing.assert_close(V.mT @ A @ V / size, found / size, **close)
+
+
+def test_large_matrices_have_a_thread_each_and_the_bits_of_one_thread(monkeypatch, two_threads):
+    real, seen = torch.linalg.eigh, []
+
+    def eigh(A):
+        seen.append((threading.get_ident(), torch.get_num_threads(), A.shape))
+        barrier.wait(timeout=60)  # both are here at the same time
+        return real(A)
+
+    barrier = threading.Barrier(2)
+    A = stack(4, 256)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.linalg, "eigh", eigh)
+        found = decompose(A)
+    assert {entry[1:] for entry in seen} == {(1, (256, 256))}
+    assert len({entry[0] for entry in seen} - {threading.get_ident()}) == 2
+    assert torch.get_num_threads() == default_of_new_threads() == 2
+    torch.set_num_threads(1)
+    for of_two, of_one in zip(found, decompose(A), strict=True):
+        assert torch.equal(of_two, of_one)
+        assert of_two.stride() == of_one.stride()
+
+
+def test_an_error_on_a_thread_is_raised_and_all_threads_are_back(monkeypatch, two_threads):
+    def eigh(A):
+        raise torch.linalg.LinAlgError("no")
+
+    monkeypatch.setattr(torch.linalg, "eigh", eigh)
+    count = threading.active_count()
+    with pytest.raises(torch.linalg.LinAlgError):
+        decompose(stack(2, 256))
+    assert threading.active_count() == count
+    assert torch.get_num_threads() == default_of_new_threads() == 2
+
+
+def default_of_new_threads():
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
 
 
 def test_the_way_goes_by_size_and_type_of_device():
