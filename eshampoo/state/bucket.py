@@ -255,8 +255,8 @@ def batches(buckets: Sequence[Bucket]) -> list[Batch]:
     for bucket in buckets:
         # Coefficients depend on this key; gradients from other ranks arrive bucket by bucket.
         shares = isinstance(bucket.route, Local) and bucket.state.observations is None
-        alone = None if shares else bucket
-        key = bucket.method, bucket.memory, bucket.state.exp_avg_sq is None, alone
+        alone, row = None if shares else bucket, bucket.method
+        key = row.moves, row.epsilon, bucket.memory, bucket.state.exp_avg_sq is None, alone
         joint[key].append(bucket)
     found: list[Batch] = []
     for same in joint.values():

@@ -126,6 +126,7 @@ def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
     if len(batch.parts) > 1 and not (
         len(here) == len(batch.parts)
         and all(task.verdicts is None and all(task.present) for task, _ in here)
+        and len({task.bucket.method.exponent(task.options) for task, _ in here}) == 1
     ):  # what is known per block differs: one part at a time
         return [work for single in batch.alone() for work in admit(single, tasks)]
     if not here:
