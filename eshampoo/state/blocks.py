@@ -132,6 +132,9 @@ class Part:
         # Vectors that are shorter than the rows of their stack are padded with zeros.
         self.padded = any(size < room for size in sizes)
         self.lengths = [length for size in sizes for length in (size, room - size)]
+        # Whether the blocks have the shape of their rows, as nearly all have.
+        block = state.exp_avg.shape[1:]
+        self.alike = self.shapes == [(size,) if self.padded else block for size in sizes]
         self._buffer: Tensor | None = None
 
     def buffer(self, stays: bool) -> Tensor:
@@ -145,8 +148,9 @@ class Part:
         """The entries of each block in a stack, in the shape that they have in the parameter."""
         # One operation for all: vector, padding, vector, padding, …
         rows = torch.split(X.view(-1), self.lengths)[::2] if self.padded else X.unbind(0)
-        pairs = zip(rows, self.shapes, strict=True)
-        return [row if row.shape == shape else row.view(shape) for row, shape in pairs]
+        if self.alike:
+            return list(rows)
+        return [row.view(shape) for row, shape in zip(rows, self.shapes, strict=True)]
 
     def cut(self, tensors: list[Tensor], here: list[bool]) -> list[Tensor]:
         """The blocks `here`, cut from tensors that are laid out like their parameters."""

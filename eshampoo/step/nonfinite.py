@@ -38,14 +38,15 @@ def admit_(
     if present is not None:
         live = torch.where(present, live, -0.0)
     if o.nonfinite != "propagate":  # with "raise", gradients are finite by now
-        norms = [torch.linalg.vector_norm(G.flatten(1), dim=1) for G in grads]
+        flat = [G.view(len(G), -1) for G in grads]
+        norms = [torch.linalg.vector_norm(G, dim=1) for G in flat]
         norm = torch.cat(norms) if len(norms) > 1 else norms[0]
         finite = norm < math.sqrt(torch.finfo(norm.dtype).max)  # False for NaN
         some = norm > math.sqrt(torch.finfo(norm.dtype).tiny)
         bits = BITS[norm.dtype]
-        keep = (finite & some).to(bits).split([len(G) for G in grads])
-        for G, kept in zip(grads, keep, strict=True):
-            G.view(bits).flatten(1).mul_(kept.unsqueeze(1))
+        keep = (finite & some).to(bits).unsqueeze(1).split([len(G) for G in flat])
+        for G, kept in zip(flat, keep, strict=True):
+            G.view(bits).mul_(kept)
         skipped.add_(live > finite)
         live = torch.where(finite, live, -0.0)
     return live
@@ -88,7 +89,7 @@ def check_gradients(
     watched: dict[Team | None, list[Tensor]] = defaultdict(list)
     for group, o in zip(groups, options, strict=True):
         for p in group["params"]:
-            grad, team = p.grad, teams.get(p)
+            grad, team = p.grad, teams.get(p) if teams else None
             if o.nonfinite == "raise" and p.numel() > 0 and (grad is not None or team):
                 watched[team].append(p)
             if grad is not None and (grad.is_sparse or grad.is_complex()):

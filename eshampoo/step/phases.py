@@ -75,17 +75,18 @@ def coefficients(
     epsilon: Callable[[Tensor, Tensor], Tensor],
     averaged: bool,  # D is an average with β3, and not read from the factors
     p: float,
-    age: Tensor,  # [N]: gradients that the statistics have seen
+    age: Tensor,  # [N]: gradients that the statistics have seen; `step` itself if all
 ) -> Coefficients:
     """The numbers of Algorithm 2 that depend on t, from `step` and `live` [N]."""
-    beta1, beta2 = o.betas
-    beta3 = o.beta_scale
+    (beta1, beta2), beta3 = o.betas, o.beta_scale
     moving = moves(live, step).unsqueeze(1)
-    t, age = (count.clamp_min(1.0).unsqueeze(1) for count in (step, age))
-    live = live.unsqueeze(1)
-    bias1 = momentum_bias(t, o)
-    gain = bias1 / power(bias(beta3 if averaged else beta2, age), p)
-    bound = adam_bound(t, o, beta3 if averaged else beta2) if o.bounded else t * math.inf
+    t, live = step.clamp_min(1.0).unsqueeze(1), live.unsqueeze(1)
+    beta = beta3 if averaged else beta2
+    bias1, bias3 = momentum_bias(t, o), bias(beta, t)
+    bound = adam_bound(t, o, beta, bias1, bias3) if o.bounded else t * math.inf
+    if age is not step:
+        bias3 = bias(beta, age.clamp_min(1.0).unsqueeze(1))
+    gain = bias1 / power(bias3, p)
     return Coefficients(
         live,
         moving,
@@ -333,7 +334,7 @@ def floor(s: State, o: Options, beta: float) -> Tensor | None:
     return None
 
 
-def adam_bound(t: Tensor, o: Options, beta3: float) -> Tensor:
+def adam_bound(t: Tensor, o: Options, beta3: float, bias1: Tensor, bias3: Tensor) -> Tensor:
     """c_t, the largest |m̂|/√v̂ that any gradients can reach while the basis stands still.
 
     With the shares a_k, b_k of the two averages, |Σ a_k g_k| ≤ √(Σ a_k²/b_k) √(Σ b_k g_k²).
@@ -346,4 +347,4 @@ def adam_bound(t: Tensor, o: Options, beta3: float) -> Tensor:
     if o.nesterov:
         total = beta1**2 * total + 1 + 2 * beta1
     unit = (1 - beta1) ** 2 / (1 - beta3 if beta3 < 1 else 1.0)
-    return (unit * total * bias(beta3, t)).sqrt() / momentum_bias(t, o)
+    return (unit * total * bias3).sqrt() / bias1

@@ -3,12 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from math import log2, prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from ..checks import AT_ONCE
 from ..math.foreach import foreach_copy_
@@ -114,7 +115,7 @@ def _read(
         off[memory] += [off_norm(view) for view in views]
         if state.lean:
             off[memory] += [off_norm_of(A) for A in state.factors.values() if A.dim() == 2]
-        inside[memory] += [view.norm(dim=1) for view in state.diagonals.values()]
+        inside[memory] += [vector_norm(view, dim=1) for view in state.diagonals.values()]
         counts[memory].append(state.step if state.observations is None else state.observations)
     counted = [b for b in every if (b.state.step.device, b.state.step.dtype) in counts]
     for bucket in counted:
@@ -125,7 +126,7 @@ def _read(
         values[memory] = iter(torch.cat([shares, *tensors]).tolist())
 
     def take(s: State) -> list[float]:
-        return [next(values[s.step.device, s.step.dtype]) for _ in range(len(s.step))]
+        return list(islice(values[s.step.device, s.step.dtype], len(s.step)))
 
     criteria = [[take(state) for _ in state.factors] for _, state in pairs]
     read = list(zip(first, criteria, [take(state) for _, state in pairs], strict=True))

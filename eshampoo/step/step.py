@@ -189,10 +189,11 @@ def update_(work: Work, compared: list[Compared]) -> None:
 
 def fix_rms_(U: Tensor, turned: Tensor, rms: float, faded: float) -> None:
     """U ← U · rms / RMS(U) per block whose basis has `turned`; ‖U‖ counts as at least `faded`."""
-    norms = torch.linalg.vector_norm(U.flatten(1), dim=1)
-    ratio = norms.clamp_min(faded).reciprocal().mul_(rms * math.sqrt(math.prod(U.shape[1:])))
-    ratio = torch.where(norms * turned > 0, ratio, torch.ones_like(norms))
-    U.mul_(ratio.view(-1, *[1] * (U.dim() - 1)))
+    U = U.view(len(U), -1)
+    # 0 while Q = I.
+    norms = torch.linalg.vector_norm(U, dim=1, keepdim=True).mul_(turned.unsqueeze(1))
+    ratio = norms.clamp_min(faded).reciprocal_().mul_(rms * math.sqrt(U.shape[1]))
+    U.mul_(torch.where(norms > 0, ratio, 1.0))
 
 
 def deliver_(task: Task, part: Part, U: Tensor, c: Coefficients) -> None:
