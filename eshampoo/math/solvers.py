@@ -14,7 +14,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its
 
 from .linalg import are_orthogonal, criterion, diagonal, mode_product, put_, take
 from .null_space import isolate_, overlapping, settle
-from .ways import decompose
+from .ways import ALONE, CHOSEN, decompose
 
 Solver = Literal["eigh", "qr", "power", "partial"]
 Slots = Literal["rank", "match"]
@@ -115,7 +115,8 @@ def eigenvectors(
     A matrix that fails is tried again alone in float64, then with a little damping.
     """
     try:
-        eigenvalues, V = decompose(A)
+        small = A.shape[-1] < ALONE and not CHOSEN  # one call for the stack is as fast as any way
+        eigenvalues, V = torch.linalg.eigh(A) if small else decompose(A)
         zeros = vanishing(eigenvalues, largest).sum(1)
         # One copy to the host.
         sound, nullity = torch.stack([are_orthogonal(V).long(), zeros]).tolist()
