@@ -11,8 +11,8 @@ A case is compared tightly where the problem is well posed: bases are not comput
 factor has full rank, because the basis of a null space is arbitrary. Parameters in float64 must
 agree to 1e-9 after every step, those in lower precision to what their rounding amounts to. Close
 eigenvalues magnify rounding; a case further off than that is still a match if the oracle itself,
-given gradients disturbed in their last bits, moves as far. A lean state rounds more, so there the
-oracle is always disturbed, by the rounding of the momentum.
+with gradients and factors disturbed in their last bits, moves as far. A lean state rounds more, so
+there the oracle is always disturbed, by the rounding of the momentum.
 """
 
 import argparse
@@ -259,8 +259,11 @@ class Trial:
         own = {k: v for k, v in self.case.changes.items() if k in offered and k not in left}
         return posed(self.case.method, own) if "eps" in own else own
 
-    def follow(self, disturbance: float = 0.0, seed: int = 0):
-        """The parameters as the oracles have them after every step."""
+    def follow(self, disturbance: float = 0.0, rounding: float = 0.0, seed: int = 0):
+        """The parameters as the oracles have them after every step.
+
+        With a disturbance of the gradients, and a rounding of the factors.
+        """
         generator = torch.Generator().manual_seed(seed)
         running = self.oracles(self.frequency)
         trace = []
@@ -283,6 +286,8 @@ class Trial:
                 if oracle.statistics == "observe":
                     oracle.observe(observed(own))
                 oracle.step(own)
+                if rounding:
+                    round_factors_(oracle, rounding, generator)
                 for i, W in zip(self.members(g), oracle.params, strict=True):
                     current[i] = W.clone()
             trace.append(current)
@@ -319,10 +324,12 @@ class Trial:
     def is_lean(self, i: int) -> bool:
         return self.case.groups[self.case.parameters[i].group].get("state") == "lean"
 
-    def rounding(self, i: int) -> float:
-        """By how much gradients are disturbed to see what rounding in the state comes to."""
+    def disturbed(self, i: int, seed: int):
+        """The oracles with what rounding in the state of a parameter comes to."""
         dtype = torch.promote_types(self.dtypes[i], torch.float32)
-        return torch.finfo(ROUNDED[dtype]).eps if self.is_lean(i) else 4 * EPSILON[dtype]
+        disturbance = torch.finfo(ROUNDED[dtype]).eps if self.is_lean(i) else 4 * EPSILON[dtype]
+        # One rounding of the factors: what it comes to is magnified when it is compared.
+        return self.follow(disturbance, EPSILON[dtype] / MAGNIFIED, seed)
 
     def tolerances(self, oracle):
         """Per step and parameter: how far rounding alone may bring them apart."""
@@ -336,6 +343,18 @@ class Trial:
                 else:  # each step rounds the parameter, and its direction to float32
                     row.append(t * largest[i] * torch.finfo(dtype).eps + 3e-6 * t)
             yield row
+
+
+def round_factors_(oracle: oracles.Oracle, rounding: float, generator: torch.Generator) -> None:
+    """Disturb the factors whose basis changed, by what VᵀΛ̂V rounds: a share of its largest entry.
+
+    QR divides by small eigenvalues, so there this counts for more than the gradients' last bits.
+    """
+    for block in (block for blocks in oracle.blocks for block in blocks):
+        for L, history in zip(block.L, block.history, strict=True):
+            if history and history[-1][0] == block.age and history[-1][2]:
+                noise = torch.randn(L.shape, generator=generator, dtype=L.dtype)
+                L += rounding * L.abs().max() * (noise + noise.T) / 2
 
 
 def observed(grads):
@@ -363,7 +382,7 @@ def check(case: Case) -> bool:
         return False
     # How far rounding in the state's precision moves the oracle itself.
     for i in sorted(off):
-        others = [trial.follow(trial.rounding(i), k) for k in range(DISTURBANCES)]
+        others = [trial.disturbed(i, k) for k in range(DISTURBANCES)]
         for t, (row, limit) in enumerate(zip(apart, allowed, strict=True)):
             moved = max(gaps(other[s], oracle[s])[i] for other in others for s in range(t + 1))
             if not row[i] <= limit[i] + MAGNIFIED * moved:
@@ -416,6 +435,28 @@ CORPUS = [
         "CASPR",
         ({"tau": 0.0, "lr": 1e-2}, {"tau": 0.0, "lr": 1e-2, "state": "lean"}),
         (Parameter((2, 2)), Parameter((2, 2), group=1)),
+    ),
+    # QR of a Λ̂ whose first columns belong to small eigenvalues: 1e-7 of it is 1e-3 of V.
+    Case(
+        "EShampoo",
+        (
+            {
+                "betas": (0.9, 0.95),
+                "lr": 1e-2,
+                "weight_decay": 0.0,
+                "tau": 0.0,
+                "rms": None,
+                "budget": None,
+                "solver": "qr",
+                "slots": "match",
+                "qr_iterations": 2,
+                "max_dim": 12,
+                "merge_dims": True,
+                "frequency": "auto",
+            },
+        ),
+        (Parameter((3, 4), dtype="float32"),),
+        changes={"lr": 0.05},
     ),
 ]
 
