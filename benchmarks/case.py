@@ -91,7 +91,7 @@ def _ours(
         renew()
         settings(optimizer, frequency=1, tau=0.999)
 
-    result = _refresh(optimizer, sum(p.numel() for p in params), spec)
+    result = _refresh(optimizer, sum(p.numel() for p in params), renew, spec)
     found = limit.blocks(params)
     bare = limit.Limit(found, contender.units, spec["device"])
     stacked = limit.StackedLimit(found, contender.units, spec["device"])
@@ -114,14 +114,19 @@ def _ours(
     return result | times | {"multiply_adds": limit.multiply_adds(found, contender.units)}
 
 
-def _refresh(optimizer: Stepper, parameters: int, spec: Result) -> Result:
+def _refresh(optimizer: Stepper, parameters: int, renew: timing.Action, spec: Result) -> Result:
     """Steps at which every factor is due, and the memory that they take beyond other steps."""
+
+    def every() -> None:
+        renew()
+        settings(optimizer, frequency=1, tau=0.0)
+
     before = timing.peak()
     result: Result = timing.race(
         {"refresh": optimizer.step},
         min(spec["repetitions"], 5),
         spec["budget"] / 4,
-        before={"refresh": lambda: settings(optimizer, frequency=1, tau=0.0)},
+        before={"refresh": every},
         least=1,
     )
     extra = (timing.peak() - before) / parameters

@@ -141,16 +141,16 @@ def without_memory(name: str, gradients: bool = False) -> list[Tensor]:
 
 
 def renewer(params: list[Tensor]) -> Callable[[], None]:
-    """A function that gives the parameters their gradients back.
+    """A function that gives the parameters new random gradients, in the memory of the old ones.
 
-    HeavyBall takes the gradients away in its step and others write into them: without this, the
-    second step of some peers does nothing at all.
+    New ones, because the factors of a single gradient have no full rank, which no training shows
+    for long. HeavyBall takes the gradients away in its step, so they are given back.
     """
     kept = [(p, p.grad) for p in params if p.grad is not None]
-    copies = [grad.clone() for _, grad in kept]
+    generator = torch.Generator(kept[0][1].device).manual_seed(1)
 
     def renew() -> None:
-        for (p, grad), copy in zip(kept, copies, strict=True):
-            p.grad = grad.copy_(copy)
+        for p, grad in kept:
+            p.grad = grad.normal_(std=1e-2, generator=generator)
 
     return renew

@@ -18,14 +18,17 @@ def test_the_models_have_the_sizes_that_they_are_named_for():
     assert millions["vit_64"] == pytest.approx(0.21, abs=0.01)
 
 
-def test_every_optimizer_gets_the_same_gradients_back():
+def test_every_optimizer_gets_the_same_new_gradients():
     a, b = shapes.parameters("vit_64"), shapes.parameters("vit_64")
-    renew = shapes.renewer(a)
+    first = [p.grad.clone() for p in a]
+    renew_a, renew_b = shapes.renewer(a), shapes.renewer(b)
     for p in a:
         p.grad.zero_()
         p.grad = None
-    renew()
+    renew_a()
+    renew_b()
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(a, b, strict=True))
+    assert not any(torch.equal(p.grad, G) for p, G in zip(a, first, strict=True))
 
 
 def test_the_limit_has_as_many_products_as_the_units_say():

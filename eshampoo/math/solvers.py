@@ -79,7 +79,8 @@ def solve(
     unit = within_range(A)
     B = A / unit
     change = power(B) if solver == "power" else qr(B, slots, thresholds, qr_iterations)
-    return [change._replace(factor=change.factor * unit)], []
+    change.factor.mul_(unit)
+    return [change], []
 
 
 def within_range(A: Tensor) -> Tensor:
@@ -226,7 +227,7 @@ def _decompose(A: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor, list[int]]
 
 
 def _symmetric(A: Tensor) -> Tensor:
-    return (A + A.transpose(1, 2)) / 2
+    return (A + A.mT).div_(2)
 
 
 def partial(A: Tensor, slots: Slots, targets: Sequence[float]) -> Solution:
