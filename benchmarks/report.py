@@ -105,8 +105,8 @@ def page(record: Mapping[str, Any]) -> str:
         f"{on_device(m)}**{m['threads']} threads**, torch {m['torch']}, Python {m['python']}, "
         f"{m['system']}; load at the start {m['load_at_start']}. "
         "Peers: see `benchmarks/requirements.txt`.",
-        "Every case runs in a fresh process on the same random gradients, which are new "
-        "before each step. Numbers are medians; what is compared alternates, within a process or, "
+        "Every case runs in a fresh process. Every step has new random gradients, the same for "
+        "all optimizers. Numbers are medians; what is compared alternates, within a process or, "
         "for peers, by rounds of processes. *limit*: the bare `torch.mm` of the same blocks into "
         "outputs made beforehand, 3 units of mn(m+n) multiply-adds for EShampoo, 2 for stale "
         "Shampoo; *stacked limit*: the same with `bmm`. ScalableShampoo preconditions from its "
