@@ -190,7 +190,7 @@ def update_(work: Work, compared: list[Compared]) -> None:
 def fix_rms_(U: Tensor, turned: Tensor, rms: float, faded: float) -> None:
     """U ← U · rms / RMS(U) per block whose basis has `turned`; ‖U‖ counts as at least `faded`."""
     U = U.view(len(U), -1)
-    # 0 while Q = I.
+    # ‖U‖ counts as 0 while Q = I, and U then keeps its size.
     norms = torch.linalg.vector_norm(U, dim=1, keepdim=True).mul_(turned.unsqueeze(1))
     ratio = norms.clamp_min(faded).reciprocal_().mul_(rms * math.sqrt(U.shape[1]))
     U.mul_(torch.where(norms > 0, ratio, 1.0))

@@ -1,4 +1,4 @@
-"""The figures and tables of the paper's appendix; the results have those of the patterns.
+"""The figures and tables of the paper's appendix; the results have all but the AlgoPerf-style ones.
 
 Where F or the size of blocks does not follow the rule of ``catalogue.py``, the values of each scale
 are written out.
