@@ -49,10 +49,10 @@ class Run:
 
 
 def typed(option: Option) -> str:
-    """Write an option as it is typed on the command line."""
+    """Write an option as it is typed on the command line, with the nine digits that logs keep."""
     if isinstance(option, tuple):
-        return ",".join(f"{part:g}" for part in option)
-    return f"{option:g}" if isinstance(option, float) else str(option).lower()
+        return ",".join(f"{part:.9g}" for part in option)
+    return f"{option:.9g}" if isinstance(option, float) else str(option).lower()
 
 
 def written(option: Option) -> str:

@@ -1,5 +1,6 @@
 """A directory belongs to one run, and to one process at a time."""
 
+import argparse
 import shutil
 import signal
 import subprocess
@@ -11,9 +12,10 @@ from tiny_runs import tiny, trained
 
 from eshampoo.lab.cli import main
 from eshampoo.lab.errors import UserError
+from eshampoo.lab.figures.jobs import run_command
 from eshampoo.lab.files import held, write_sealed
 from eshampoo.lab.run.checkpoint import checkpoints, read_checkpoint, save_checkpoint
-from eshampoo.lab.run.runlog import FILE_NAME, read_log
+from eshampoo.lab.run.runlog import FILE_NAME, finished, read_log
 
 WORDS = ["train", "digits-vit", "--scale", "tiny", "--steps", "4", "--threads", "1", "--resume"]
 MINE = {"--optimizer": "adamw", "--lr": "0.01", "--seed": "3"}
@@ -46,6 +48,15 @@ def test_a_finished_run_is_reported_only_to_whoever_asked_for_it(tmp_path, capsy
         assert output.err.count("\n") == 1
         assert "final loss" not in output.out
     assert files(tmp_path) == before
+
+
+def test_options_of_many_digits_reach_the_process_of_a_run(tmp_path):
+    """With fewer digits it would train another run, and the next look would refuse it."""
+    betas = (0.974662462946591, 0.974919759405183)
+    run = tiny("adamw", steps=2, lr=0.0014381744028656841, betas=betas)
+    words = run_command(run, tmp_path, 1, argparse.Namespace(data=None, device="cpu"))
+    assert main(words[3:]) == 0
+    assert finished(tmp_path, run)
 
 
 def test_another_run_is_not_resumed(tmp_path):
