@@ -113,8 +113,9 @@ class MriData:
         return self.collated([self.example(self.train, int(i), generator) for i in indices])
 
     def validation(self) -> Iterator[Batch]:
-        for start in range(0, len(self.test), 32):
-            numbers = range(start, min(start + 32, len(self.test)))
+        # small batches stay in the cache: eight slices take a fifth less time than 32
+        for start in range(0, len(self.test), 8):
+            numbers = range(start, min(start + 8, len(self.test)))
             # a slice of the validation set always has the same mask
             yield self.collated([self.example(self.test, i, seeded(i)) for i in numbers])
 

@@ -44,6 +44,7 @@ class Panel:
     horizontal: Horizontal
     pattern: Grouping | None = None  # draws basis computations by group instead of losses
     steps: Mapping[Scale, int] = field(default_factory=dict)  # else the figure's
+    evaluations: int | None = None  # of the metric in a run, for a table of targets
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,6 @@ class Figure:
     extend: bool = False  # tries further rates while the best of a curve is at an edge
     fresh: int = 0  # further seeds, at the best learning rate of each curve
     steps: Mapping[Scale, int] = field(default_factory=dict)  # else the workload's own
-    evaluations: int | None = None  # of the metric in a run, for a table of targets
     # what an optimizer is given where a curve does not say otherwise
     options: Mapping[str, Mapping[str, Option]] = field(default_factory=lambda: PAPER)
 

@@ -67,7 +67,7 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
                         scale=scale,
                         seed=seed,
                         steps=length,
-                        evaluations=figure.evaluations,
+                        evaluations=panel.evaluations,
                     )
                     for seed in range(seeds or (1 if scale == "tiny" else figure.seeds))
                 )

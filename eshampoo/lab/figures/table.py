@@ -35,7 +35,7 @@ def figure_table(figure: Figure, points: Points, command: str) -> str:
         columns = ["method", "options", "F / steps"]
         columns += measure_names(first.header["metric"], "in the optimizer", cpu)
         columns += ["Σ \\|S\\|³", "to AdamW's best"]
-        target = None if figure.evaluations is None else target_of(groups)
+        target = None if panel.evaluations is None else target_of(groups)
         columns += [] if target is None else [f"hits {target:.4g}", "steps to it", "CPU s to it"]
         lines += [
             f"## {panel.title}",

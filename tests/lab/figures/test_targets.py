@@ -59,8 +59,8 @@ def test_a_table_of_targets_has_hits_steps_and_seconds(tmp_path):
         Curve("AdamW", "adamw"),
         Curve("EShampoo", "eshampoo", {"merge_dims": False}, scaled={"tiny": {"frequency": 3}}),
     )
-    panels = (Panel("Digits", "digits-vit", curves, "step"),)
-    figure = Figure("sketch", "", "not a result", panels, seeds=1, evaluations=4)
+    panels = (Panel("Digits", "digits-vit", curves, "step", evaluations=4),)
+    figure = Figure("sketch", "", "not a result", panels, seeds=1)
     points = plan(figure, "tiny", 1, 8)
     assert [point.runs[0].options.get("frequency") for point in points] == [None, 3]
     logs = {
