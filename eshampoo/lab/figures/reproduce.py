@@ -51,6 +51,7 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
         row = workload(panel.workload)
         lengths = {scale: row.settings[scale].steps, **figure.steps, **panel.steps}
         length = steps or lengths[scale]
+        count = seeds or {"tiny": 1, **panel.seeds}.get(scale, figure.seeds)
         for curve in panel.curves:
             own = {**curve.options, **curve.scaled.get(scale, {})}
             options = {**figure.options.get(curve.optimizer, {}), **own}
@@ -69,7 +70,7 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
                         steps=length,
                         evaluations=panel.evaluations,
                     )
-                    for seed in range(seeds or (1 if scale == "tiny" else figure.seeds))
+                    for seed in range(count)
                 )
                 points.append(Point(index, curve, runs))
     return points

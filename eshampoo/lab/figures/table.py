@@ -36,7 +36,8 @@ def figure_table(figure: Figure, points: Points, command: str) -> str:
         columns += measure_names(first.header["metric"], "in the optimizer", cpu)
         columns += ["Σ \\|S\\|³", "to AdamW's best"]
         target = None if panel.evaluations is None else target_of(groups)
-        columns += [] if target is None else [f"hits {target:.4g}", "steps to it", "CPU s to it"]
+        if target is not None:
+            columns += [f"hits {target:.4g}", "steps to it", "gradients to it"]
         lines += [
             f"## {panel.title}",
             "",

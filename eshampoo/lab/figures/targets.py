@@ -1,14 +1,16 @@
-"""Targets as AlgoPerf sets them, and the way to them: hits, steps and CPU seconds."""
+"""Targets as AlgoPerf sets them, and the way to them: hits, steps and time.
+
+Time is counted in gradients: CPU seconds over those that a gradient takes in the same steps of the
+same run. So it does not depend on how fast the machine was at that hour.
+"""
 
 import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
-import numpy as np
-
 from eshampoo.lab.report.compare import Group
 from eshampoo.lab.report.significance import standard_error
-from eshampoo.lab.run.runlog import Log
+from eshampoo.lab.run.runlog import CPU_TIMES, Log
 
 
 def sign(log: Log) -> float:
@@ -32,11 +34,11 @@ def target_of(groups: Sequence[Group]) -> float | None:
 
 
 def way_to(log: Log, target: float) -> tuple[float, float]:
-    """Return steps and CPU seconds at the first evaluation at the target, infinite if none is."""
+    """Return steps and time at the first evaluation at the target, infinite if none is."""
     for step, metric in log.evaluations:
         if sign(log) * metric >= sign(log) * target:
-            place = min(int(np.searchsorted(log.step, step)), len(log.step) - 1)
-            return float(step), float(np.cumsum(log.cpu_times["cpu"])[place])
+            whole, update = (log.cpu_times[name][log.step <= step].sum() for name in CPU_TIMES)
+            return float(step), float(step * whole / (whole - update))
     return math.inf, math.inf
 
 
@@ -46,12 +48,12 @@ def target_cells(group: Group, target: float) -> list[str]:
     hits = f"{len(ways)}/{len(group.logs)}"
     if not ways:
         return [hits, "–", "–"]
-    steps, seconds = zip(*ways, strict=True)
-    return [hits, with_error(steps, 0), with_error(seconds, 1)]
+    steps, times = zip(*ways, strict=True)
+    return [hits, with_error(steps), with_error(times)]
 
 
-def with_error(values: Sequence[float], digits: int) -> str:
+def with_error(values: Sequence[float]) -> str:
     """Write a mean with its standard error, which a single value does not have."""
     error = standard_error(values)
-    spread = "" if math.isnan(error) else f" ± {error:.{digits}f}"
-    return f"{fmean(values):.{digits}f}{spread}"
+    spread = "" if math.isnan(error) else f" ± {error:.0f}"
+    return f"{fmean(values):.0f}{spread}"
