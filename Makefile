@@ -29,7 +29,7 @@ test: $(READY)  ## everything that must hold, under ten minutes: lint, types and
 	$(MAKE) -j 2 suite lint type
 
 suite: $(READY)  ## all tests
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 2
 
 lint: $(READY)  ## ruff
 	$(BIN)/ruff check .
