@@ -1,12 +1,14 @@
 """Full float32 for the products of a step, whatever the process is set to.
 
 The setting belongs to the process, not to a thread. So the steps of all threads share one guard:
-the first that finds the precision lowered raises it, and the last to leave puts it back.
+the first that finds the precision lowered raises it, and the last to leave puts it back. A signal
+can end a step anywhere, also while the guard goes up or down; then the next step of that thread
+puts the setting back.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from threading import Lock
+from contextlib import contextmanager
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -20,38 +22,61 @@ if torch.__version__ >= "2.9":
     )
 
 _lock = Lock()
-_inside = 0  # how many steps need full precision at this moment
-_before: tuple[str, list[str]] | None = None  # what the last of them puts back
+_inside: set[int] = set()  # the threads whose steps need full precision at this moment
+# What was set before they raised it, and what is to be put back now: the setting of each backend,
+# and then that of all, unless a signal came before it was read.
+_noted: list[str] = []
+_owed: list[str] = []
 
 
 @contextmanager
 def guarded(devices: Iterable[str], highest: bool) -> Iterator[None]:
     """No autocast on these types of devices, and with `highest` no products in lower precision."""
-    with ExitStack() as stack:
-        for device in devices:
-            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        if highest:
-            stack.enter_context(_full_products())
-        yield
-
-
-@contextmanager
-def _full_products() -> Iterator[None]:
-    global _inside, _before
-    with _lock:
-        _inside += 1
-        if lowered():
-            _before = _raise()
+    available = filter(torch.amp.is_autocast_available, devices)
+    cast = [device for device in available if torch.is_autocast_enabled(device)]
     try:
+        for device in cast:
+            torch.set_autocast_enabled(device, False)
+        if highest:
+            _enter()
         yield
     finally:
-        with _lock:
-            _inside -= 1
-            if _inside == 0 and _before is not None:
-                if not lowered():  # otherwise another thread has set it since
-                    _put_back(*_before)
-                _before = None
+        if highest:
+            _leave()
+        for device in cast:
+            torch.set_autocast_enabled(device, True)
+
+
+def _enter() -> None:
+    """Raise the precision if it is lowered."""
+    with _lock:
+        _settle()
+        _inside.add(get_ident())
+        if lowered():
+            _raise()
+
+
+def _leave() -> None:
+    """Put back what was set before, once no thread needs full precision any more."""
+    with _lock:
+        _settle()
+
+
+def _settle() -> None:
+    """End the last step of this thread for the guard, if that has not been done."""
+    global _noted, _owed
+    _inside.discard(get_ident())
+    if _inside:
+        return
+    if _noted:
+        # If all was noted and the precision is low again, another thread has set it since.
+        stays = len(_noted) > len(_BACKENDS) and lowered()
+        _owed, _noted = [] if stays else _noted, []  # no signal comes between assignments
+    for everywhere in _owed[len(_BACKENDS) :]:
+        torch.set_float32_matmul_precision(everywhere)
+    for (backend, _), value in zip(_BACKENDS, _owed, strict=False):
+        backend.fp32_precision = value
+    _owed = []
 
 
 def lowered() -> bool:
@@ -61,19 +86,12 @@ def lowered() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
-def _raise() -> tuple[str, list[str]]:
-    """Set full precision; return what was set before, for all backends and for each of them."""
-    each = []
+def _raise() -> None:
+    """Set full precision, and note what was set before."""
+    _noted.clear()
     for backend, above in _BACKENDS:
         inherited = backend.fp32_precision == above.fp32_precision
-        each.append("none" if inherited else backend.fp32_precision)
+        _noted.append("none" if inherited else backend.fp32_precision)
         backend.fp32_precision = "ieee"  # torch cannot answer below while backends contradict it
-    everywhere = torch.get_float32_matmul_precision()
+    _noted.append(torch.get_float32_matmul_precision())
     torch.set_float32_matmul_precision("highest")
-    return everywhere, each
-
-
-def _put_back(everywhere: str, each: list[str]) -> None:
-    torch.set_float32_matmul_precision(everywhere)
-    for (backend, _), value in zip(_BACKENDS, each, strict=True):
-        backend.fp32_precision = value

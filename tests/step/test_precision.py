@@ -4,6 +4,7 @@ No CPU here multiplies with fewer bits, so what a GPU does with TF32 is emulated
 allows it, the operands of every product are rounded to 10 bits.
 """
 
+import sys
 import threading
 from contextlib import contextmanager
 
@@ -212,6 +213,55 @@ def test_steps_in_two_threads_share_the_guard_and_the_last_one_puts_it_back():
     thread.join()
     assert seen == [False, False]
     assert settings() == before
+
+
+class Interrupted(BaseException):
+    """What a signal raises."""
+
+
+@contextmanager
+def interrupted_at(moment):
+    """Raise at the n-th moment at which Python handles signals: a call begins, or one in C ends."""
+    left = moment
+
+    def look(frame, event, _):
+        nonlocal left
+        code = frame.f_code
+        # Python ignores what is raised while a generator closes.
+        if code.co_filename == __file__ or code.co_name == "<genexpr>":
+            return
+        if event in ("call", "c_return"):
+            left -= 1
+            if left == 0:
+                raise Interrupted
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_signal_at_any_moment_of_the_guard_costs_no_setting(way):
+    """The next step puts back what an interrupted one could not."""
+    WAYS[way]()
+    before = settings()
+    for moment in range(1, 1000):
+        try:
+            with (
+                torch.autocast("cpu", dtype=torch.bfloat16),
+                interrupted_at(moment),
+                precision.guarded({"cpu"}, highest=True),
+            ):
+                pass
+        except Interrupted:
+            with precision.guarded({"cpu"}, highest=True):
+                assert not precision.lowered()
+            assert settings() == before, moment
+        else:
+            break
+    assert 20 < moment < 1000
 
 
 def test_what_is_set_during_a_step_stays():
