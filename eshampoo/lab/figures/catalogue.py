@@ -44,7 +44,6 @@ class Panel:
     horizontal: Horizontal
     pattern: Grouping | None = None  # draws basis computations by group instead of losses
     steps: Mapping[Scale, int] = field(default_factory=dict)  # else the figure's
-    seeds: Mapping[Scale, int] = field(default_factory=dict)  # else the figure's
     evaluations: int | None = None  # of the metric in a run, for a table of targets
 
 

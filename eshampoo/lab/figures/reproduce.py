@@ -51,7 +51,7 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
         row = workload(panel.workload)
         lengths = {scale: row.settings[scale].steps, **figure.steps, **panel.steps}
         length = steps or lengths[scale]
-        count = seeds or {"tiny": 1, **panel.seeds}.get(scale, figure.seeds)
+        count = seeds or (1 if scale == "tiny" else figure.seeds)
         for curve in panel.curves:
             own = {**curve.options, **curve.scaled.get(scale, {})}
             options = {**figure.options.get(curve.optimizer, {}), **own}
