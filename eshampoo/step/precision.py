@@ -6,10 +6,9 @@ can end a step anywhere, also while the guard goes up or down; then the next ste
 puts the setting back.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from threading import Lock, get_ident
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -29,22 +28,33 @@ _noted: list[str] = []
 _owed: list[str] = []
 
 
-@contextmanager
-def guarded(devices: Iterable[str], highest: bool) -> Iterator[None]:
-    """No autocast on these types of devices, and with `highest` no products in lower precision."""
-    available = filter(torch.amp.is_autocast_available, devices)
-    cast = [device for device in available if torch.is_autocast_enabled(device)]
-    try:
-        for device in cast:
-            torch.set_autocast_enabled(device, False)
-        if highest:
-            _enter()
-        yield
-    finally:
-        if highest:
-            _leave()
-        for device in cast:
+@final
+class guarded:  # noqa: N801 - used like a function
+    """No autocast on these types of devices, and with `highest` no products in lower precision.
+
+    Not a generator: one that a signal ends halfway would finish at some later moment.
+    """
+
+    def __init__(self, devices: Iterable[str], highest: bool) -> None:
+        available = filter(torch.amp.is_autocast_available, devices)
+        self.cast = [device for device in available if torch.is_autocast_enabled(device)]
+        self.highest = highest
+
+    def __enter__(self) -> None:
+        try:
+            for device in self.cast:
+                torch.set_autocast_enabled(device, False)
+            if self.highest:
+                _enter()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        for device in self.cast:
             torch.set_autocast_enabled(device, True)
+        if self.highest:
+            _leave()
 
 
 def _enter() -> None:
