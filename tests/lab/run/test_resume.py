@@ -65,8 +65,8 @@ def test_dropped_paths_resume_too(tmp_path):
 def command(out, *more):
     words = [sys.executable, "-m", "eshampoo.lab", "train", "digits-vit", "--scale", "tiny"]
     words += ["--optimizer", "eshampoo", "--frequency", "3", "--merge-dims", "false"]
-    words += ["--steps", "400", "--threads", "1"]
-    return [*words, "--checkpoint-every", "25", "--out", str(out), *more]
+    words += ["--steps", "160", "--threads", "1"]
+    return [*words, "--checkpoint-every", "10", "--out", str(out), *more]
 
 
 def wait_for_checkpoint(process, out):
@@ -99,7 +99,7 @@ def test_a_killed_run_and_an_interrupted_one_resume_to_the_same_curve(tmp_path):
 
     assert subprocess.run(command(killed, "--resume"), stdout=subprocess.DEVNULL).returncode == 0
     resumed = read_log(killed / FILE_NAME)
-    run = tiny("eshampoo", steps=400, frequency=3)
+    run = tiny("eshampoo", steps=160, frequency=3)
     whole = trained(run, tmp_path / "whole")
     assert resumed.finished
     assert np.array_equal(resumed.loss, whole.loss)
