@@ -20,7 +20,6 @@ from . import environment, shapes, timing
 
 WAYS = {"together": False, "spread": True}
 
-
 Found = dict[str, dict[str, float]]  # by way
 
 
