@@ -19,13 +19,13 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## compare optimizers on embedded data: table and report.html, a few minutes
 	$(BIN)/eshampoo compare digits-vit --optimizers adamw,muon,shampoo,soap,eshampoo --seeds 3 --out runs/demo
 
-check: $(READY)  ## for the inner loop, 90 seconds: lint, types and every test that is not slow
+check: $(READY)  ## for the inner loop, one to three minutes: lint, types and every test that is not slow
 	$(MAKE) -j 2 lint type quick
 
 quick: $(READY)  ## every test that is not slow
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test: $(READY)  ## everything that must hold, under ten minutes: lint, types and all tests
+test: $(READY)  ## everything that must hold, 8 to 16 minutes on two cores: lint, types and all tests
 	$(MAKE) -j 2 suite lint type
 
 suite: $(READY)  ## all tests

@@ -13,6 +13,7 @@ import pytest
 import torch
 from cases import METHODS, assert_same, departure, feed, furthest, parameters, problem, run
 from counting import PRODUCTS
+from interrupts import Interrupted
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eshampoo import EShampoo
@@ -214,10 +215,6 @@ def test_steps_in_two_threads_share_the_guard_and_the_last_one_puts_it_back():
     thread.join()
     assert seen == [False, False]
     assert settings() == before
-
-
-class Interrupted(BaseException):
-    """What a signal raises."""
 
 
 def interrupt_guard(moment):
