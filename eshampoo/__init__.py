@@ -1,10 +1,9 @@
 """Eigenvalue-corrected Shampoo and its family for PyTorch (paper: "Purifying Shampoo", 2025)."""
 
 from . import schedules
-from .digest import digest
+from .classes import CASPR, SOAP, EShampoo, FullMatrixAdam, KLShampoo, Muon, Shampoo
 from .grouping import name_parameters, parameter_groups
-from .optimizers import CASPR, SOAP, EShampoo, FullMatrixAdam, KLShampoo, Muon, Shampoo
-from .plotting import plot_basis
+from .integrations.matplotlib import plot_basis
 from .report import BasisReport, FactorReport
 
 __version__ = "0.2.0"
@@ -18,7 +17,6 @@ __all__ = [
     "KLShampoo",
     "Muon",
     "Shampoo",
-    "digest",
     "name_parameters",
     "parameter_groups",
     "plot_basis",

@@ -1,7 +1,7 @@
 """When the criterion is evaluated: every F steps, or when enough of a factor's average is new.
 
 Legend: a check at step s, the next one n steps later; β is β2, ν is the option `novelty`. A block
-with phase φ ∈ [0, 1) is checked ⌊φn⌋ steps earlier, so that checks are spread over the gap.
+with the offset φ ∈ [0, 1) is checked ⌊φn⌋ steps earlier, so that checks are spread over the gap.
 """
 
 import math
@@ -10,27 +10,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 # Up to this step, while averages change quickly, all blocks are checked at the same steps.
-AT_ONCE = 20
-
-
-def is_now(step: int, check: int, gap: int, phase: float) -> bool:
-    """Whether a block with this phase is checked at `step`, if phase 0 is checked at `check`.
-
-    The check before that was `gap` steps earlier.
-    """
-    early = int(phase * gap) if check - gap >= AT_ONCE else 0
-    return step == check - early
+TOGETHER_UNTIL = 20
 
 
 @dataclass(frozen=True)
 class Every:
-    """Checks at the steps t with t mod F = 0."""
+    """Checks at the steps t with t mod F = 0, all blocks at once."""
 
     frequency: int
 
-    def __call__(self, step: int, phase: float = 0.0) -> bool:
-        following = step + -step % self.frequency
-        return is_now(step, following, self.frequency, phase)
+    def __call__(self, step: int, offset: float = 0.0) -> bool:
+        return step % self.frequency == 0
 
 
 @dataclass(frozen=True)
@@ -54,7 +44,7 @@ class WhenNew:
         default_factory=lambda: [1], init=False, repr=False, compare=False
     )  # the steps of the checks found so far
 
-    def __call__(self, step: int, phase: float = 0.0) -> bool:
+    def __call__(self, step: int, offset: float = 0.0) -> bool:
         if step <= 1:
             return True
         if self.novelty == 1 and self.beta > 0:  # something of the first gradient always remains
@@ -63,10 +53,10 @@ class WhenNew:
         while (last := steps[-1]) < step:
             gap = self._gap(last)
             if self.beta < 1 and self.beta**last < 1e-9:  # the gap no longer grows
-                return is_now(step, step + (last - step) % gap, gap, phase)
+                return is_now(step, step + (last - step) % gap, gap, offset)
             steps.append(last + gap)
         at = bisect_left(steps, step)
-        return is_now(step, steps[at], steps[at] - steps[at - 1], phase)
+        return is_now(step, steps[at], steps[at] - steps[at - 1], offset)
 
     def _gap(self, last: int) -> int:
         """The smallest n with ρ(s, s + n) ≥ ν; a tie such as β = 1 − ν survives rounding."""
@@ -80,6 +70,15 @@ class WhenNew:
             old = -math.expm1(last * log)  # 1 − β^s, accurate also for β near 1
             gap = math.log1p(-novelty * old / (1 - novelty * beta**last)) / log
         return max(1, math.ceil(gap * (1 - 1e-12) - 1e-9))
+
+
+def is_now(step: int, check: int, gap: int, offset: float) -> bool:
+    """Whether a block with this offset is checked at `step`, if offset 0 is checked at `check`.
+
+    The check before that was `gap` steps earlier.
+    """
+    early = int(offset * gap) if check - gap >= TOGETHER_UNTIL else 0
+    return step == check - early
 
 
 # Keeps the steps found so far for the last 64 pairs (β, ν): both may change at any step.

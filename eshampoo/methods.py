@@ -12,12 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torch import Tensor
-
 from .options import Options
-from .state import cutting
-from .state.state import Home
-from .step import eigenvalues, phases, polar
+from .sides import Modes, every_side, no_side, one_matrix, one_side
+from .step import phases
 from .step.phases import Divide, Statistic
 
 
@@ -27,61 +24,50 @@ class Method:
 
     name: str
     # Which dimensions of a parameter have a basis.
-    sides: Callable[[Sequence[int], Options], cutting.Sides] = cutting.every_side
+    sides: Callable[[Sequence[int], Options], Modes] = every_side
     # What a factor averages.
     statistic: Statistic = phases.gram
-    # What the scale D keeps besides the factors.
-    keeps: Callable[[Options], tuple[str, ...]] = phases.second_moment
+    # Whether D is an average of its own, and not made of the factors.
+    averages: bool = True
     # How the scale divides the momentum: D^{-p} ⊙ M̃.
     divide_: Divide = phases.eigenvalue_corrected_
-    # p; Shampoo divides it among the k factors of a block.
-    exponent: Callable[[Options], float] = phases.as_asked
-    # Where momentum and factors live.
-    home: Home = "eigenbasis"
-    # t before the first gradient; with -1 the first gradient does not count.
-    start: int = 0
-    # Which gradients move their block: all of them, or all except the first.
-    moves: Callable[[Tensor, Tensor], Tensor] = phases.always
+    # p, if it is not the option's; Shampoo divides it among the k factors of a block.
+    exponent: float | None = None
+    # Whether momentum and factors are stored already rotated, or as they are, with cached roots.
+    rotated: bool = True
+    # Whether the first gradient moves its block, or only builds the basis and does not count.
+    first: Literal["moves", "observes"] = "moves"
     # Whether a basis changes before or after the update of the same step.
     refreshes: Literal["before", "after"] = "before"
-    # Where ε stands.
-    epsilon: Callable[[Tensor, Tensor], Tensor] = phases.beside_corrected
+    # Whether ε is added to √(D/(1−β3^t)) or to √D.
+    epsilon: Literal["corrected", "uncorrected"] = "corrected"
     # Whether the weights decay with the update, W − α(U + λW), or after it, (1 − αλ)(W − αU).
     decay: Literal["with", "after"] = "with"
+
+    @property
+    def start(self) -> int:
+        """t before the first gradient."""
+        return -1 if self.first == "observes" else 0
 
     def without_basis(self) -> "Method":
         """The row for parameters without a basis: Adam."""
         return replace(
             self,
-            sides=cutting.no_side,
+            sides=no_side,
             statistic=phases.gram,
-            keeps=phases.one_moment,
+            averages=True,
             divide_=phases.adam_,
-            exponent=phases.one_half,
-            home="eigenbasis",
+            exponent=0.5,
+            rotated=True,
         )
 
 
 ESHAMPOO = Method("EShampoo")
-FULL_MATRIX_ADAM = Method("FullMatrixAdam", sides=cutting.one_side)
-SHAMPOO = Method(
-    "Shampoo", keeps=eigenvalues.moment_of_graft, divide_=eigenvalues.momentum_, home="parameters"
-)
-CASPR = Method(
-    "CASPR", keeps=eigenvalues.moment_of_graft_beside, divide_=eigenvalues.by_sum_of_sides_
-)
+FULL_MATRIX_ADAM = Method("FullMatrixAdam", sides=one_side)
+SHAMPOO = Method("Shampoo", averages=False, divide_=phases.momentum_, rotated=False)
+CASPR = Method("CASPR", averages=False, divide_=phases.by_sum_of_sides_)
 KL_SHAMPOO = Method(
-    "KLShampoo",
-    statistic=eigenvalues.whitened_gram,
-    keeps=eigenvalues.nothing,
-    divide_=eigenvalues.by_eigenvalues_,
+    "KLShampoo", statistic=phases.whitened_gram, averages=False, divide_=phases.by_eigenvalues_
 )
-MUON = Method("Muon", sides=cutting.whole, keeps=eigenvalues.nothing, divide_=polar.polar_)
-SOAP = Method(
-    "SOAP",
-    start=-1,
-    moves=phases.after_the_first,
-    refreshes="after",
-    epsilon=phases.beside_uncorrected,
-    decay="after",
-)
+MUON = Method("Muon", sides=one_matrix, averages=False, divide_=phases.polar_)
+SOAP = Method("SOAP", first="observes", refreshes="after", epsilon="uncorrected", decay="after")

@@ -4,7 +4,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from ..engine import EigenbasisOptimizer
+from ..optimizer import EigenbasisOptimizer
 from ..report import BasisReport
 
 

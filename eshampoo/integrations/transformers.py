@@ -11,7 +11,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from ..engine import EigenbasisOptimizer
+from ..optimizer import EigenbasisOptimizer
 
 
 class LogBases(TrainerCallback):

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, AdamW, Optimizer
 
+from eshampoo.classes import CLASSES, Muon
 from eshampoo.grouping import parameter_groups
 from eshampoo.lab.errors import UserError
-from eshampoo.optimizers import CLASSES, Muon
 
 Option = bool | int | float | str | None | tuple[float, ...]
 

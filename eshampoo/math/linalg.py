@@ -77,7 +77,7 @@ def rotate_(X: Tensor, matrices: Matrices, transposed: Matrices) -> Tensor:
     return X if Y is X else X.copy_(Y)
 
 
-def turned(X: Tensor, mode: int, V: Tensor, subset: Tensor | None) -> Tensor:
+def rotate_mode(X: Tensor, mode: int, V: Tensor, subset: Tensor | None) -> Tensor:
     """X ×_i Vᵀ; with a `subset` [N, s], V acts on these coordinates only."""
     Y = mode_product(take(X, subset, mode), V, mode)
     return Y if subset is None else put_(X.clone(), Y, subset, mode)

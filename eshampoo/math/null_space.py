@@ -22,7 +22,7 @@ from .linalg import are_orthogonal, diagonal, put_, take
 APART = 1e-4
 
 
-def settle(
+def align_null_space(
     V: Tensor,
     null: Tensor,
     nullity: Sequence[int],  # how many columns of each V are in the null space
@@ -37,18 +37,20 @@ def settle(
     large = [k for k, n in enumerate(nullity) if n > d // 2]
     if small:
         count = max(nullity[k] for k in small)
-        V = _settled(V, small, partial(nearest, count=count), null, old)
+        V = _aligned(V, small, partial(nearest, count=count), null, old)
     if large:
         rank = max(1, d - min(nullity[k] for k in large))
-        V = _settled(V, large, partial(nearest_beside, rank=rank), null, old)
+        V = _aligned(V, large, partial(nearest_beside, rank=rank), null, old)
     return V
 
 
-Rule = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Nearest = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def _settled(V: Tensor, members: list[int], rule: Rule, null: Tensor, old: Tensor | None) -> Tensor:
-    """V with the rule applied to some members, in float64 if it fails in the precision of V.
+def _aligned(
+    V: Tensor, members: list[int], nearest_basis: Nearest, null: Tensor, old: Tensor | None
+) -> Tensor:
+    """V with some members aligned, in float64 if that fails in the precision of V.
 
     If it fails in float64 too, V stays: any basis of the null space diagonalises Λ̂.
     """
@@ -57,17 +59,17 @@ def _settled(V: Tensor, members: list[int], rule: Rule, null: Tensor, old: Tenso
     marked, places = null[members], None if old is None else old[members]
     for dtype in (V.dtype, torch.float64):
         try:
-            found = rule(some.to(dtype), marked, places).to(V.dtype)
+            aligned = nearest_basis(some.to(dtype), marked, places).to(V.dtype)
         except LinAlgError:
             continue
-        if bool(are_orthogonal(found).all()):
+        if bool(are_orthogonal(aligned).all()):
             break
     else:
         return V
     if every:
-        return found
+        return aligned
     V = V.clone()
-    V[members] = found
+    V[members] = aligned
     return V
 
 
@@ -127,16 +129,6 @@ def _square(X: Tensor, rows: Tensor, inside: Tensor) -> Tensor:
     W = take(X, rows, 0).masked_fill(~(inside.unsqueeze(1) & inside.unsqueeze(2)), 0.0)
     diagonal(W).masked_fill_(~inside, 1.0)
     return W
-
-
-def overlapping(V: Tensor, null: Tensor) -> Tensor:
-    """The slots that the null space overlaps most with, in order: an `old` for `nearest`."""
-    overlap = (V.square() * null.unsqueeze(1)).sum(2)
-    most = overlap.argsort(dim=1, descending=True, stable=True)
-    # As many slots are marked as there are null columns; the k-th column goes to the k-th slot.
-    marked = torch.zeros_like(null).scatter_(1, most, null.sort(dim=1, descending=True).values)
-    slots, columns = (x.byte().argsort(dim=1, descending=True, stable=True) for x in (marked, null))
-    return torch.empty_like(columns).scatter_(1, columns, slots)
 
 
 def _polar(W: Tensor, pair: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -6,6 +6,8 @@ solver returns its changes and the members of A, by number, for which it found n
 
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial as bound
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,11 +15,9 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its __all__
 
 from .linalg import are_orthogonal, criterion, diagonal, mode_product, put_, take
-from .null_space import isolate_, overlapping, settle
-from .ways import ALONE, CHOSEN, decompose
+from .null_space import align_null_space, isolate_
 
 Solver = Literal["eigh", "qr", "power", "partial"]
-Slots = Literal["rank", "match"]
 
 
 def eigh_cost(d: int) -> float:
@@ -45,8 +45,19 @@ def least_cost(solver: Solver, d: int) -> float:
     return eigh_cost(d) if solver == "eigh" else qr_cost(d)
 
 
+# On a CPU, matrices from this size on are worth a thread of their own.
+ALONE = 256
+
+# LAPACK is slow if the columns of a matrix are a multiple of 512 numbers apart, because the
+# entries of a row then evict each other from the cache: with 16 rows and columns more it takes 20 %
+# less time at size 1024, and 25 % less at 2048.
+STRIDE, MORE = 512, 16
+
 # A solver returns eigenvalues of zero as values below 4 u λ_max for d ≤ 512, in either precision.
 LEVEL = 8.0
+
+# "partial" brings the criterion down to this share of τ.
+REFRESH_TO = 0.5
 
 
 class Change(NamedTuple):
@@ -66,19 +77,17 @@ Solution = tuple[list[Change], list[int]]
 def solve(
     A: Tensor,  # [K, d, d]
     solver: Solver,
-    slots: Slots,
     thresholds: Sequence[float],  # τ of each
-    refresh_to: float,
     qr_iterations: int,
 ) -> Solution:
     """Λ̂ → V: bases in which the factors are diagonal, or nearly."""
     if solver == "eigh":
-        return eigh(A, slots)
+        return eigh(A)
     if solver == "partial":
-        return partial(A, slots, [refresh_to * tau for tau in thresholds])
+        return partial(A, [REFRESH_TO * tau for tau in thresholds])
     unit = within_range(A)
     B = A / unit
-    change = power(B) if solver == "power" else qr(B, slots, thresholds, qr_iterations)
+    change = power(B) if solver == "power" else qr(B, thresholds, qr_iterations)
     change.factor.mul_(unit)
     return [change], []
 
@@ -92,37 +101,37 @@ def within_range(A: Tensor) -> Tensor:
     return torch.where(large, 2.0**32, 1.0).to(A.dtype).view(-1, 1, 1)
 
 
-def eigh(A: Tensor, slots: Slots = "rank", descending: bool = False) -> Solution:
+def eigh(A: Tensor, descending: bool = False) -> Solution:
     """V = eigvec(Λ̂), by ascending eigenvalues as LAPACK returns them, or descending."""
-    eigenvalues, V, failed, nullity = eigenvectors(A)
+    cost = eigh_cost(A.shape[1])
+    eigenvalues, V, null, nullity, failed = eigenvectors(A)
     if descending:
-        eigenvalues, V = eigenvalues.flip(1), V.flip(2)
+        eigenvalues, V, null = eigenvalues.flip(1), V.flip(2), null.flip(1)
     found = [k for k in range(A.shape[0]) if k not in failed]
     if failed:
-        eigenvalues, V = eigenvalues[found], V[found]
+        eigenvalues, V, null = eigenvalues[found], V[found], null[found]
         nullity = [nullity[k] for k in found]
-    V, columns = _in_slots(V, vanishing(eigenvalues), nullity, slots)
-    if columns is not None:
-        eigenvalues = eigenvalues.gather(1, columns)
-    costs = [eigh_cost(A.shape[1])] * len(found)
-    return ([Change(found, V, torch.diag_embed(eigenvalues), costs)] if found else []), failed
+    if any(nullity):
+        V = align_null_space(V, null, nullity)
+    change = Change(found, V, torch.diag_embed(eigenvalues), [cost] * len(found))
+    return ([change] if found else []), failed
 
 
 def eigenvectors(
     A: Tensor, largest: Tensor | None = None
-) -> tuple[Tensor, Tensor, list[int], list[int]]:
-    """Eigenvalues and eigenvectors, which matrices have none, and dim(null space) of each matrix.
+) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
+    """Eigenvalues, eigenvectors, which of them are in the null space, how many, and which failed.
 
     A matrix that fails is tried again alone in float64, then with a little damping.
     """
     try:
-        small = A.shape[-1] < ALONE and not CHOSEN  # one call for the stack is as fast as any way
-        eigenvalues, V = torch.linalg.eigh(A) if small else decompose(A)
-        zeros = vanishing(eigenvalues, largest).sum(1)
+        eigenvalues, V = eigh_of_stack(A)
+        null = vanishing(eigenvalues, largest)
         # One copy to the host.
-        sound, nullity = torch.stack([are_orthogonal(V).long(), zeros]).tolist()
+        sound, nullity = torch.stack([are_orthogonal(V).long(), null.sum(1)]).tolist()
     except LinAlgError:
         eigenvalues, V = A.new_zeros(A.shape[:2]), torch.zeros_like(A)
+        null = torch.zeros_like(eigenvalues, dtype=torch.bool)
         sound, nullity = [0] * A.shape[0], [0] * A.shape[0]
     failed = []
     for k in (k for k, is_sound in enumerate(sound) if not is_sound):
@@ -136,11 +145,49 @@ def eigenvectors(
             if bool(are_orthogonal(V_k.unsqueeze(0))):
                 eigenvalues[k], V[k] = w, V_k
                 top = None if largest is None else largest[k : k + 1]
-                nullity[k] = int(vanishing(eigenvalues[k : k + 1], top).sum())
+                null[k] = vanishing(eigenvalues[k : k + 1], top)[0]
+                nullity[k] = int(null[k].sum())
                 break
         else:
             failed.append(k)
-    return eigenvalues, V, failed, nullity
+    return eigenvalues, V, null, nullity, failed
+
+
+def eigh_of_stack(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, ascending, and eigenvectors of a stack [K, d, d]."""
+    d = A.shape[-1]
+    if A.device.type != "cpu" or d % STRIDE != 0:
+        return _on_threads(A)
+    # −λ for the largest entry λ of a diagonal is below all eigenvalues of Λ̂ ⪰ 0, so what is added
+    # comes first; and no entry is larger than before, so LAPACK scales the matrix as before.
+    largest = diagonal(A).amax(1, keepdim=True)
+    B = A.new_zeros(len(A), d + MORE, d + MORE)
+    B[:, :d, :d] = A
+    diagonal(B)[:, d:] = -torch.where(largest > 0, largest, 1.0)
+    eigenvalues, V = _on_threads(B)
+    return eigenvalues[:, MORE:], V[:, :d, MORE:]
+
+
+def _on_threads(A: Tensor) -> tuple[Tensor, Tensor]:
+    """`eigh`, on a CPU with each large matrix on a thread of its own.
+
+    LAPACK itself works on one matrix at a time, and its threads spend much time waiting.
+    """
+    threads = torch.get_num_threads()
+    # Without OpenMP, torch has one number of threads for the whole process.
+    own = torch.backends.openmp.is_available()  # type: ignore[no-untyped-call]
+    few = not own or threads == 1 or len(A) == 1 or A.shape[-1] < ALONE
+    if A.device.type != "cpu" or few:
+        eigenvalues, V = torch.linalg.eigh(A)
+        return eigenvalues, V
+    single = bound(torch.set_num_threads, 1)
+    try:
+        with ThreadPoolExecutor(min(threads, len(A)), initializer=single) as pool:
+            pairs = list(pool.map(torch.linalg.eigh, A))
+    finally:  # `single` holds for the threads of the pool, but also for threads that begin later
+        torch.set_num_threads(threads)
+    # Stacked by columns, in the order in which `eigh` leaves the entries of V.
+    return torch.stack([w for w, _ in pairs]), torch.stack([V.mT for _, V in pairs]).mT
 
 
 def vanishing(values: Tensor, largest: Tensor | None = None) -> Tensor:
@@ -151,7 +198,7 @@ def vanishing(values: Tensor, largest: Tensor | None = None) -> Tensor:
     return values <= LEVEL * torch.finfo(values.dtype).eps * top.unsqueeze(1)
 
 
-def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) -> Change:
+def qr(A: Tensor, thresholds: Sequence[float], iterations: int) -> Change:
     """Algorithm 4: Λ̂ = QR, Λ̂ ← RQ, until the criterion holds or I iterations are done.
 
     (The paper prints the loop's condition the wrong way round.)
@@ -177,9 +224,7 @@ def qr(A: Tensor, slots: Slots, thresholds: Sequence[float], iterations: int) ->
         going = going[criterion(B) > tau[going]]
         if len(going) == 0:
             break
-    V, columns = _in_slots(V, null, nullity, slots)
-    if columns is not None:
-        A = _both(A, columns)
+    V = align_null_space(V, null, nullity)
     costs = (rounds * qr_cost(A.shape[1])).tolist()
     return Change(list(range(len(A))), V, A, costs)
 
@@ -191,7 +236,7 @@ def power(A: Tensor) -> Change:
     """
     P = diagonal(A).argsort(dim=1, descending=True)
     V, B, null, nullity = _decompose(A, P)
-    V = settle(V, null, nullity, old=P)
+    V = align_null_space(V, null, nullity, old=P)
     costs = [qr_cost(A.shape[1])] * len(A)
     return Change(list(range(len(A))), V, B, costs, permutation=P)
 
@@ -230,7 +275,7 @@ def _symmetric(A: Tensor) -> Tensor:
     return (A + A.mT).div_(2)
 
 
-def partial(A: Tensor, slots: Slots, targets: Sequence[float]) -> Solution:
+def partial(A: Tensor, targets: Sequence[float]) -> Solution:
     """Diagonalise Λ̂[S, S] only, with the shortest S that brings the criterion to its target.
 
     The energy inside S×S vanishes, the energy outside is unchanged because V_S is orthogonal, so
@@ -246,17 +291,15 @@ def partial(A: Tensor, slots: Slots, targets: Sequence[float]) -> Solution:
         S = S.gather(1, diagonal(B).gather(1, S).argsort(dim=1))
         rows = take(B, S, 0)
         largest = diagonal(B).amax(1)
-        eigenvalues, V, lost, nullity = eigenvectors(take(rows, S, 1), largest)
+        eigenvalues, V, null, nullity, lost = eigenvectors(take(rows, S, 1), largest)
         if lost:
             failed += [members[k] for k in lost]
             keep = [k for k in range(len(members)) if k not in lost]
             members = [members[k] for k in keep]
             B, S, V, rows, eigenvalues = B[keep], S[keep], V[keep], rows[keep], eigenvalues[keep]
-            largest, nullity = largest[keep], [nullity[k] for k in keep]
+            null, nullity = null[keep], [nullity[k] for k in keep]
         if members:
-            V, columns = _in_slots(V, vanishing(eigenvalues, largest), nullity, slots)
-            if columns is not None:
-                eigenvalues = eigenvalues.gather(1, columns)
+            V = align_null_space(V, null, nullity)
             # VᵀΛ̂V: the rows of S turn, a diagonal stands in S×S, and the columns mirror the rows.
             rows = put_(mode_product(rows, V, 0), torch.diag_embed(eigenvalues), S, 1)
             put_(put_(B, rows, S, 0), rows.transpose(1, 2), S, 1)
@@ -297,48 +340,6 @@ def _same_size(sizes: Sequence[int], d: int) -> Iterator[tuple[int, list[int]]]:
     rounded = [min(d, -(-max(size, 1) // grain) * grain) for size in sizes]
     for size in sorted(set(rounded)):
         yield size, [k for k, s in enumerate(rounded) if s == size]
-
-
-def _in_slots(
-    V: Tensor, null: Tensor, nullity: Sequence[int], slots: Slots
-) -> tuple[Tensor, Tensor | None]:
-    """V with each column in its slot and a null space near the old one; the permutation, if any.
-
-    The arbitrary columns of a null space would be matched arbitrarily, so they first go to the
-    slots that the null space overlaps most with.
-    """
-    columns = None
-    if slots == "match":
-        if any(nullity):
-            V = settle(V, null, nullity, overlapping(V, null))
-        columns = match(V)
-        V, null = _columns(V, columns), null.gather(1, columns)
-    return settle(V, null, nullity) if any(nullity) else V, columns
-
-
-def match(V: Tensor) -> Tensor:
-    """New columns by largest overlap with the old ones: entry j is the new column of slot j.
-
-    Greedy on |V_ij|²: every round matches each slot and column that are each other's best choice.
-    This is the best assignment whenever every old direction has a clear successor, and always has
-    at least half of the best overlap.
-    """
-    K, d, _ = V.shape
-    overlap = V.square()  # [K, slot, column]
-    columns = torch.zeros(K, d, dtype=torch.long, device=V.device)
-    slots = torch.arange(d, device=V.device).expand(K, d)
-    open_ = torch.ones(K, d, dtype=torch.bool, device=V.device)
-    while bool(open_.any()):
-        best = overlap.argmax(2)  # of each slot
-        chosen = overlap.argmax(1).gather(1, best) == slots
-        # A slot that has been matched shows only -1 and would choose column 0 again.
-        chosen &= open_
-        columns = torch.where(chosen, best, columns)
-        open_ &= ~chosen
-        overlap.masked_fill_(chosen.unsqueeze(2), -1.0)
-        taken = torch.zeros_like(best).scatter_add_(1, best, chosen.long()) > 0
-        overlap.masked_fill_(taken.unsqueeze(1), -1.0)
-    return columns
 
 
 def _columns(A: Tensor, index: Tensor) -> Tensor:

@@ -1,19 +1,114 @@
 """The route over ranks: gradients of a bucket to the owners of its blocks, and updates back."""
 
 from collections.abc import Mapping, Sequence
-from typing import final
+from math import prod
+from typing import NamedTuple, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from ..math.foreach import foreach_add_
 from ..math.linalg import BITS
-from ..state.blocks import Block, Box, Move, Part, by_parameter, extent, local, scale_
-from .boxes import grad_dtype, intersection, within
-from .mail import Mail, Piece, Way, copy_
+from ..state.blocks import Block, by_parameter
+from ..state.dtensor import Box, extent, gathered, grad_dtype, intersection, local, within
+from ..state.route import Part, scale_
+from ..torch_names import foreach_add_, foreach_copy_
 from .team import Team
+
+
+class Piece(NamedTuple):
+    """A piece of a block that travels."""
+
+    block: int  # number in the bucket
+    box: Box  # in the parameter
+
+
+# The sending rank, the receiving rank, and what travels.
+Send = tuple[int, int, Piece]
+
+
+class Buffer:
+    """How the pieces for every rank lie in one buffer: rank by rank, flags after the pieces."""
+
+    def __init__(self, by_rank: Sequence[Sequence[Piece]], device: torch.device) -> None:
+        self.pieces = [piece for pieces in by_rank for piece in pieces]
+        self.shapes = [extent(piece.box) for piece in self.pieces]
+        self.sizes: list[int] = []  # of what goes to, or comes from, each rank
+        self.lengths: list[int] = []  # of pieces and runs of flags, in the order of the buffer
+        self.numbers: list[int] = []  # which of the lengths are those of pieces
+        flags: list[int] = []
+        for pieces in by_rank:
+            numels = [prod(extent(piece.box)) for piece in pieces]
+            self.numbers += range(len(self.lengths), len(self.lengths) + len(pieces))
+            self.lengths += [*numels, len(pieces)]
+            self.sizes.append(sum(numels) + len(pieces))
+            flags += range(sum(self.sizes) - len(pieces), sum(self.sizes))
+        self.flags = torch.tensor(flags, dtype=torch.long, device=device)  # where flags lie
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """Views of all pieces in a buffer."""
+        split = torch.split_with_sizes(buffer, self.lengths)
+        return [split[k].view(shape) for k, shape in zip(self.numbers, self.shapes, strict=True)]
+
+
+class AllToAll:
+    """One all-to-all: which pieces this rank sends to, and receives from, every other rank.
+
+    Every piece travels with a flag: a gradient may be missing, a block may stand still.
+    """
+
+    def __init__(self, team: Team, sends: Sequence[Send], like: Tensor) -> None:
+        self.team, self.like = team, like
+        sent: list[list[Piece]] = [[] for _ in range(team.size)]
+        expected: list[list[Piece]] = [[] for _ in range(team.size)]
+        for source, target, piece in sends:
+            if source == team.rank:
+                sent[target].append(piece)
+            if target == team.rank:
+                expected[source].append(piece)
+        self.sent, self.expected = Buffer(sent, like.device), Buffer(expected, like.device)
+        # The same on all ranks, because every rank knows all sends.
+        self.stays = all(source == target for source, target, _ in sends)
+        self.inbox = like.new_empty(0)
+        self.work: dist.Work | None = None
+
+    def send(self, pieces: Sequence[Tensor | None], flags: Tensor) -> None:
+        """Send a tensor (None: nothing) and a flag for every piece, in the order of `sent`."""
+        outbox = self.like.new_empty(sum(self.sent.sizes))
+        views = self.sent.views(outbox)
+        copy_pairs_(
+            [(v, piece) for v, piece in zip(views, pieces, strict=True) if piece is not None]
+        )
+        for view, piece in zip(views, pieces, strict=True):
+            if piece is None:
+                view.zero_()
+        outbox[self.sent.flags] = flags.to(outbox.dtype)
+        if self.stays:
+            self.inbox = outbox
+            return
+        self.inbox = self.like.new_empty(sum(self.expected.sizes))
+        self.work = dist.all_to_all_single(
+            self.inbox,
+            outbox,
+            self.expected.sizes,
+            self.sent.sizes,
+            group=self.team.group,
+            async_op=True,
+        )
+
+    def receive(self) -> tuple[list[Tensor], Tensor]:
+        """A tensor and a flag for every piece, in the order of `expected`."""
+        if self.work is not None:
+            self.work.wait()
+        inbox, self.inbox, self.work = self.inbox, self.like.new_empty(0), None
+        return self.expected.views(inbox), inbox[self.expected.flags]
+
+
+def copy_pairs_(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of every pair into the first."""
+    if pairs:
+        foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 @final
@@ -28,11 +123,13 @@ class Exchange:
         self.like = like
         positions = {number: position for position, number in enumerate(self.mine)}
         boxes = {p: team.boxes(p) for p in dict.fromkeys(block.parameter for block in blocks)}
-        to_owners, to_holders = self._ways(boxes)
+        to_owners, to_holders = self._sends(boxes)
         # Gradients travel in their own dtype if they share one, updates as they were computed.
         dtypes = {grad_dtype(p) for p in boxes}
-        self.gradients = Mail(team, to_owners, like.to(dtypes.pop()) if len(dtypes) == 1 else like)
-        self.updates = Mail(team, to_holders, like)
+        self.gradients = AllToAll(
+            team, to_owners, like.to(dtypes.pop()) if len(dtypes) == 1 else like
+        )
+        self.updates = AllToAll(team, to_holders, like)
 
         def held(piece: Piece) -> tuple[Tensor, Box]:
             p = self.blocks[piece.block].parameter
@@ -55,13 +152,13 @@ class Exchange:
         self.positions_out = positions_of(self.updates.sent.pieces)
         # During a step:
         self.arrived: tuple[Tensor, Tensor] | None = None  # gradients, and which blocks have one
-        self.finished = 0  # blocks whose update is ready
-        self.departed = False
+        self.kept: tuple[Tensor, Tensor] | None = None  # updates, and which blocks move
+        self.sent = False  # whether the updates have left
 
-    def _ways(self, boxes: Mapping[Tensor, list[Box]]) -> tuple[list[Way], list[Way]]:
-        """The ways of all pieces between all ranks, to the owners and back."""
-        to_owners: list[Way] = []
-        to_holders: list[Way] = []
+    def _sends(self, boxes: Mapping[Tensor, list[Box]]) -> tuple[list[Send], list[Send]]:
+        """How all pieces travel between all ranks, to the owners and back."""
+        to_owners: list[Send] = []
+        to_holders: list[Send] = []
         for number, (block, owner) in enumerate(zip(self.blocks, self.owners, strict=True)):
             holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
             for rank, held in enumerate(boxes[block.parameter]):
@@ -81,26 +178,26 @@ class Exchange:
         """Any block may have a gradient: only the messages from other ranks will tell."""
         return [True] * len(self.mine)
 
-    def start(self) -> None:
+    def send_gradients(self, vote: bool) -> None:
         """Send off the pieces of the gradients that this rank holds."""
-        self.arrived, self.finished, self.departed = None, 0, False
+        self.arrived, self.kept, self.sent = None, None, False
         grads = {p: None if p.grad is None else local(p.grad) for p, _ in self.grads_out}
         pieces = [None if (g := grads[p]) is None else g[box] for p, box in self.grads_out]
-        there = [float(piece is not None) for piece in pieces]
-        self.gradients.send(pieces, torch.tensor(there, device=self.like.device))
+        present = [float(piece is not None) for piece in pieces]
+        self.gradients.send(pieces, torch.tensor(present, device=self.like.device))
 
-    def gather(self, part: Part, here: list[bool], stays: bool) -> tuple[Tensor, Tensor | None]:
+    def gather(self, part: Part, stays: bool) -> tuple[Tensor, Tensor | None]:
         """The gradients of a part, and which of its blocks have one [N]."""
-        grads, there = self._receive()
+        grads, present = self._receive()
         run = slice(part.start, part.stop)
-        return grads[run], there[run]
+        return grads[run], present[run]
 
     def _receive(self) -> tuple[Tensor, Tensor]:
         """Wait for the gradients from other ranks, and lay them out as a stack."""
         if self.arrived is None:
             G = self._stack()
             pieces, flags = self.gradients.receive()
-            copy_(list(zip(self._in_stack(G, self.grads_in), pieces, strict=True)))
+            copy_pairs_(list(zip(self._in_stack(G, self.grads_in), pieces, strict=True)))
             missing = G.new_zeros(len(self.mine))
             missing.index_add_(0, self.positions_in, 1 - flags.to(G.dtype))
             self.arrived = G, missing == 0
@@ -109,37 +206,31 @@ class Exchange:
     def _stack(self) -> Tensor:
         return self.like.new_empty(len(self.mine), *self.blocks[0].shape)
 
-    def deliver_(self, part: Part, U: Tensor, move: Move) -> None:
-        """Keep updates until they depart; the ranks that hold the parameters apply the decay."""
-        if self.finished == 0:
-            self._keep()
-        scale_(U, move.pace, move.moving)
-        self.kept[part.start : part.stop] = U
-        self.moving[part.start : part.stop] = move.moving.squeeze(1)
-        self.finished += part.stop - part.start
-        move.note()
+    def _updates(self) -> tuple[Tensor, Tensor]:
+        """Room for the updates of the blocks that this rank owns, and for which of them move."""
+        if self.kept is None:
+            moves = torch.empty(len(self.mine), dtype=torch.bool, device=self.like.device)
+            self.kept = self._stack(), moves
+        return self.kept
 
-    def _keep(self) -> None:
-        """Make room for the updates of the blocks that this rank owns."""
-        self.kept = self._stack()
-        self.moving = torch.empty(len(self.mine), dtype=torch.bool, device=self.like.device)
+    def deliver_(self, part: Part, decay: float) -> None:
+        """Keep updates until they leave; the ranks that hold the parameters apply the decay."""
+        updates, moves = self._updates()
+        scale_(part.G, part.c.minus_lr, part.c.moves)
+        updates[part.start : part.stop] = part.G
+        moves[part.start : part.stop] = part.c.moves.squeeze(1)
 
-    def depart(self, unfinished: bool) -> bool:
-        """Send the updates, once all are ready, to the ranks that hold the parameters."""
-        if self.departed:
-            return True
-        if self.finished < len(self.mine) and not unfinished:
-            return False
+    def send_updates(self) -> None:
+        """Send the updates to the ranks that hold the parameters."""
+        if self.sent:
+            return
         self._receive()
-        if not self.mine:
-            self._keep()
-        leaving = self._in_stack(self.kept, self.updates_out)
-        self.updates.send(leaving, self.moving[self.positions_out])
-        self.departed, self.arrived = True, None
-        del self.kept, self.moving
-        return True
+        updates, moves = self._updates()
+        leaving = self._in_stack(updates, self.updates_out)
+        self.updates.send(leaving, moves[self.positions_out])
+        self.sent, self.arrived, self.kept = True, None, None
 
-    def arrive_(self, decay: float | Tensor) -> None:
+    def apply_updates_(self, decay: float | Tensor) -> None:
         """Add the updates that arrive, and −decay · W, to what this rank holds of W."""
         pieces, flags = self.updates.receive()
         if not pieces:
@@ -154,7 +245,7 @@ class Exchange:
                 piece.addcmul_(W, share)
         foreach_add_(weights, pieces)
 
-    def rest(self) -> None:
+    def discard_gradients(self) -> None:
         """Wait for the gradients, even if this rank works on no block, and forget them."""
         self._receive()
         self.arrived = None
@@ -175,11 +266,16 @@ class Exchange:
     def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]:
         """Small state is the same on every rank; the rest is spread evenly."""
         pieces = self._everywhere(stack) if small else self._spread(stack)
-        found = {}
+        stored = {}
         for p, numbers in by_parameter(self.blocks).items():
             held = torch.stack([pieces[number] for number in numbers])
-            found[p] = held if small else self._sharded(held, p, stack.shape[1])
-        return found
+            stored[p] = held if small else self._sharded(held, p, stack.shape[1])
+        return stored
+
+    def held(self, value: Tensor, p: Tensor) -> Tensor:
+        """The rows of the blocks that this rank owns."""
+        numbers = by_parameter(self.blocks)[p]
+        return gathered(value)[[number - numbers[0] for number in self.mine if number in numbers]]
 
     def _everywhere(self, stack: Tensor) -> Sequence[Tensor]:
         """Small state of all blocks of the bucket, on every rank."""
@@ -209,8 +305,8 @@ class Exchange:
         dist.all_to_all_single(inbox, outbox, expected, sent, group=team.group)
         by_owner = sorted(range(len(self.blocks)), key=lambda number: self.owners[number])
         pieces = inbox.view(len(self.blocks), counts[team.rank], *tail).unbind(0)
-        found = dict(zip(by_owner, pieces, strict=True))
-        return [found[number] for number in range(len(self.blocks))]
+        by_number = dict(zip(by_owner, pieces, strict=True))
+        return [by_number[number] for number in range(len(self.blocks))]
 
     def _sharded(self, held: Tensor, p: Tensor, rows: int) -> Tensor:
         """What this rank has of a parameter's state, as a DTensor if the parameter is one."""

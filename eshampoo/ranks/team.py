@@ -1,8 +1,9 @@
-"""Teams: the ranks that share the work on some parameters, and who owns what."""
+"""Teams: ranks that share the work on some parameters, who owns what, and what they agree on."""
 
 import heapq
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import final
 
@@ -12,11 +13,16 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from ..options import Options
-from ..state.blocks import Box, Failure, called, extent, held_sizes, is_sharded, local
-from .agreement import check_agreement, difference, facts, facts_of_call
-from .boxes import shard_box
-from .torch_names import StridedShard, default_group, flattened, root_ranks
+from ..options import RULES, Options
+from ..state.dtensor import Box, extent, held_sizes, is_sharded, local, shard_box, whole_box
+from ..torch_names import default_group, flattened, root_ranks, strided_shard
+from ..validate import check_member, check_meshes, refuse_difference, refuse_placement
+
+# What ranks must agree on: facts, each with what it is here, in words.
+Facts = dict[str, str]
+
+# Options that may differ between ranks.
+PRIVATE = ("record", "process_group")
 
 
 @final
@@ -28,10 +34,9 @@ class Team:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.coordinates = [self._coordinate(rank) for rank in range(self.size)]
         self.loads = [0.0] * self.size
-        self.unreported: list[Failure] = []
         self.groups: set[int] = set()  # param groups with parameters of this team
+        self.layout: Facts = {}  # the method, and the parameters in order
         self.device = torch.device("cpu")  # of the parameters of this team
-        self.differed = torch.tensor(False)  # whether calls differed between ranks, as far as known
 
     @classmethod
     def of_mesh(cls, mesh: DeviceMesh) -> "Team":
@@ -51,47 +56,46 @@ class Team:
         if isinstance(p, DTensor):
             sizes = tuple(p.device_mesh.shape)
             return [shard_box(p.shape, sizes, at, p.placements) for at in self.coordinates]
-        return [tuple(slice(0, size) for size in p.shape)] * self.size
+        return [whole_box(p.shape)] * self.size
 
     def assign(self, blocks: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
         """The owner of each block, given the shapes and modes of the blocks."""
         return share_out_([cost(shape, modes) for shape, modes in blocks], self.loads)
 
-    # ---------------------------------------------------------------- at every call
+    # ---------------------------------------------------------------- what ranks agree on
 
-    def check_call(self, call: str, options: Sequence[Options], read: bool) -> None:
-        """Refuse, on every rank, a call that is not the same on all: one small all-reduce.
+    def check_call(self, call: str, options: Sequence[Options]) -> None:
+        """Refuse, on every rank, a call that is not the same on all."""
+        facts = {"the call": call, **self.layout}
+        for index in sorted(self.groups):
+            for name, value in facts_of(options[index]).items():
+                facts[f"{name} of param group {index}"] = value
+        self.check_same(facts)
 
-        Without `read` the host does not wait for the device, and a difference is found at the next
-        call with `read`.
-        """
-        mine = facts_of_call(call, {index: options[index] for index in sorted(self.groups)})
-        mark = zlib.crc32(repr(mine).encode())
+    def check_same(self, facts: Mapping[str, str]) -> None:
+        """Refuse, on every rank, what is not the same on all: one small all-reduce."""
+        mark = zlib.crc32(repr(facts).encode())
         marks = torch.tensor([mark, -mark], device=self.device)
-        try:
-            dist.all_reduce(marks, dist.ReduceOp.MAX, group=self.group)
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"rank {self.rank} of {self.size} has called {call}, and not all others have: "
-                f"{error}. Every rank must make the same calls: find out why the others did not"
-            ) from error
-        self.differed = self.differed.to(self.device) | (marks.sum() != 0)
-        if read and self.differed:
-            self.differed = torch.tensor(False)
-            found = (
-                difference(mine, self.group) or "an earlier call, or an option, was not the same"
-            )
-            raise ValueError(
-                f"{found}; ranks that share work must make the same calls with the same options. "
-                "This call has changed nothing. Write into param groups on all ranks, call step() "
-                "and state_dict() on all ranks, and continue from a checkpoint"
-            )
+        dist.all_reduce(marks, dist.ReduceOp.MAX, group=self.group)
+        if int(marks.sum()) == 0:
+            return
+        everyone: list[Facts] = [{} for _ in range(self.size)]
+        dist.all_gather_object(everyone, dict(facts), group=self.group)
+        for rank, theirs in enumerate(everyone):
+            for fact in {**everyone[0], **theirs}:
+                here, there = everyone[0].get(fact, "none"), theirs.get(fact, "none")
+                if here != there:
+                    refuse_difference(fact, rank, there, here)
 
     def any_words(self, words: str) -> str:
         """The words of the first rank that has any."""
+        some = torch.tensor([len(words)], device=self.device)
+        dist.all_reduce(some, dist.ReduceOp.MAX, group=self.group)
+        if int(some) == 0:
+            return ""
         everyone = [""] * self.size
         dist.all_gather_object(everyone, words, group=self.group)
-        return next((theirs for theirs in everyone if theirs), "")
+        return next(theirs for theirs in everyone if theirs)
 
     # ---------------------------------------------------------------- in a step
 
@@ -112,52 +116,32 @@ class Team:
         dist.all_reduce(squares, group=self.group)
         return squares.sqrt()
 
-    def vote(self, params: Sequence[Tensor]) -> Tensor:
-        """What is wrong with the gradient of each parameter on any rank [P].
-
-        0: nothing; 1: it has NaN or Inf, or its squares overflow; 2: there is none. Element-wise
-        parameters stay on their shards, but either all shards of a parameter take a step or none.
-        """
-        missing = torch.tensor([2 * (p.grad is None) for p in params], dtype=torch.int32)
+    def vote(self, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Whose gradient is missing, and whose is not finite or overflows, on any rank [P] each."""
+        missing = torch.tensor([p.grad is None for p in params])
         infinite = ~(held_sizes(params) < 1)
-        verdicts = missing.to(infinite.device).maximum(infinite.to(torch.int32))
-        dist.all_reduce(verdicts, dist.ReduceOp.MAX, group=self.group)
-        return verdicts
-
-    def everyones_failures(self, params: Sequence[Tensor]) -> list[Failure]:
-        """The unreported failures of all ranks, the same on each: one all-reduce."""
-        numbers = {p: n for n, p in enumerate(params)}
-        counts = [[0] * max(1, *(p.dim() for p in params)) for _ in params]
-        for p, mode, in_a_row in self.unreported:
-            row = counts[numbers[p]]
-            row[mode] = max(row[mode], in_a_row)
-        self.unreported = []
-        summary = torch.tensor(counts, device=local(params[0]).device)
-        dist.all_reduce(summary, dist.ReduceOp.MAX, group=self.group)
-        return [
-            (p, mode, in_a_row)
-            for p, row in zip(params, summary.tolist(), strict=True)
-            for mode, in_a_row in enumerate(row)
-            if in_a_row > 0
-        ]
+        votes = torch.stack([missing.to(infinite.device), infinite]).to(torch.int32)
+        dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.group)
+        missing, infinite = (votes > 0).unbind(0)
+        return missing, infinite
 
 
-def everyones(
-    failures: Sequence[Failure], teams: Mapping[Tensor, Team], due: Collection[object]
-) -> list[Failure]:
-    """The failures to raise now; at calls with checks, ranks tell each other about shared blocks.
+@contextmanager
+def refused_together(teams: Sequence[Team]) -> Iterator[None]:
+    """What one rank refuses, all ranks of its teams refuse, in the same words."""
+    mine: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        mine = error
+    words = "" if mine is None else str(mine) or type(mine).__name__
+    for team in [*teams, *teams] if len(teams) > 1 else teams:  # twice, to reach all ranks
+        words = team.any_words(words)
+    if words:
+        raise ValueError(words) from mine
 
-    A skipped gradient delays the check of its block, which only the owner knows. So all ranks count
-    calls, and failures between two such calls wait. `due` are the teams with a check.
-    """
-    found = [failure for failure in failures if failure[0] not in teams]
-    for failure in failures:
-        if failure[0] in teams:
-            teams[failure[0]].unreported.append(failure)
-    for team in dict.fromkeys(teams.values()):
-        if team in due:
-            found += team.everyones_failures([p for p, t in teams.items() if t is team])
-    return found
+
+# -------------------------------------------------------------------- who owns what
 
 
 def share_out_(costs: Sequence[float], loads: list[float]) -> list[int]:
@@ -190,83 +174,92 @@ def cost(shape: Sequence[int], modes: Sequence[int]) -> float:
 # -------------------------------------------------------------------- which team
 
 
-def agreed_teams(
+def teams_of(
     params: Sequence[Tensor],
     o: Options,
     index: int,  # of the param group
-    about: Mapping[str, str],  # what the ranks must agree on besides the options
+    about: Facts,  # what the ranks must agree on besides the options
     every: Sequence[Tensor],  # the parameters of all groups
     names: Mapping[Tensor, str],
     known: dict[dist.ProcessGroup | DeviceMesh, Team],
 ) -> dict[Tensor, Team]:
-    """The teams of a param group, once its ranks agree on it."""
-    if o.process_group is not None:
-        check_agreement({**about, **facts(o, params)}, o.process_group)
-    check_meshes(every, names)
-    teams = find_teams(params, o.process_group, known)
-    for p, team in teams.items():
-        team.groups.add(index)
-        team.device = local(p).device
-    return teams
-
-
-def find_teams(
-    params: Sequence[Tensor],
-    group: dist.ProcessGroup | None,
-    known: dict[dist.ProcessGroup | DeviceMesh, Team],
-) -> dict[Tensor, Team]:
     """The team of each parameter; this rank works alone on parameters that are not listed.
 
-    A team is made once: `known` keeps it.
+    A team is made once: `known` keeps it. Only with a process group do ranks compare at once what
+    they must agree on; those of DTensors do it in their first call.
     """
-    found = {}
+    if o.process_group is not None:
+        check_member(dist.get_rank(o.process_group))
+    meshes: dict[DeviceMesh, Tensor] = {}
+    for p in every:
+        if isinstance(p, DTensor):
+            meshes.setdefault(p.device_mesh, p)
+    check_meshes([(p, root_ranks(mesh)) for mesh, p in meshes.items()], names)
+    teams: dict[Tensor, Team] = {}
     for p in params:
         mesh = mesh_of(p) if is_sharded(p) else None
-        key = group if mesh is None else mesh
+        key = o.process_group if mesh is None else mesh
         if key is None or (mesh is not None and mesh.size() == 1):
             continue
         if key not in known:
             known[key] = Team.of_mesh(mesh) if mesh is not None else Team(key)  # type: ignore
-        found[p] = known[key]
-    return found
+        teams[p] = known[key]
+    for number, p in enumerate(params):
+        if p in teams:
+            team, what = teams[p], f"parameter {number} of param group {index}"
+            team.groups.add(index)
+            team.device = local(p).device
+            team.layout |= {**about, what: described(p, names)}
+    if o.process_group is not None:
+        team = known.get(o.process_group) or Team(o.process_group)
+        values = {f"the values of parameter {n}": checksum(p) for n, p in enumerate(params)}
+        team.check_same({**about, **facts_of(o), **team.layout, **values})
+    return teams
+
+
+def facts_of(o: Options) -> Facts:
+    """The options of a param group, in words."""
+    values = {name: getattr(o, name) for name in RULES if name not in PRIVATE}
+    if isinstance(o.lr, Tensor):  # the host does not read it from another device
+        values["lr"] = o.lr.item() if o.lr.device.type == "cpu" else "a tensor"
+    if callable(o.tau):
+        values["tau"] = "a schedule"  # code cannot be compared
+    return {name: repr(value) for name, value in values.items()}
+
+
+def described(p: Tensor, names: Mapping[Tensor, str]) -> str:
+    """A parameter's name, shape and dtype, and its placements."""
+    what = f"{names.get(p, 'without a name')} {tuple(p.shape)} {p.dtype}"
+    if isinstance(p, DTensor):
+        what += f" {p.placements} on a mesh of shape {tuple(p.device_mesh.shape)}"
+    return what
+
+
+def checksum(p: Tensor) -> str:
+    """An exact checksum of the bits of a parameter; "" for a DTensor, whose ranks hold others."""
+    if isinstance(p, DTensor) or p.is_meta:
+        return ""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[p.element_size()]
+    bits = p.detach().contiguous().view(integers).flatten().to(torch.int64)
+    # Weighted by position, modulo 2⁶⁴: the same on all kinds of processors.
+    position = torch.arange(1, 2 * len(bits), 2, device=p.device)
+    return f"checksum {int((bits * position).sum()) & (1 << 64) - 1:016x}"
 
 
 def mesh_of(p: Tensor) -> DeviceMesh:
     """The mesh of a DTensor parameter; refuse a parameter that this library cannot handle."""
     assert isinstance(p, DTensor)
     if p.device_mesh.get_coordinate() is None:
-        raise ValueError(
-            f"a parameter of shape {tuple(p.shape)} lies on {p.device_mesh}, to which rank "
-            f"{dist.get_rank()} does not belong; give the optimizer of each rank only parameters "
-            "that it has a part in"
+        refuse_placement(
+            p,
+            f"lies on {p.device_mesh}, to which rank {dist.get_rank()} does not belong; give the "
+            "optimizer of each rank only parameters that it has a part in",
         )
     for placement in p.placements:
-        if not isinstance(placement, Shard | StridedShard | Replicate):
-            raise ValueError(
-                f"a parameter of shape {tuple(p.shape)} has the placement {placement!r}; it must "
-                "be sharded or replicated: redistribute it before building the optimizer"
+        if not isinstance(placement, Shard | Replicate | strided_shard()):
+            refuse_placement(
+                p,
+                f"has the placement {placement!r}; it must be sharded or replicated: redistribute "
+                "it before building the optimizer",
             )
     return p.device_mesh
-
-
-def check_meshes(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
-    """Refuse meshes if some ranks know one of them and others know both.
-
-    All ranks of a mesh know its slices. With other meshes, ranks that have no part in a parameter
-    would raise an error, or not have the parameter, and the other ranks would wait for them. Every
-    rank sees the same parameters, so all raise the same error without communicating.
-    """
-    meshes: dict[DeviceMesh, Tensor] = {}
-    for p in params:
-        if isinstance(p, DTensor):
-            meshes.setdefault(p.device_mesh, p)
-    known = [(p, root_ranks(mesh)) for mesh, p in meshes.items()]
-    for p, ranks in known:
-        first, expected = known[0]
-        if ranks != expected:
-            raise ValueError(
-                f"{called(first, names)} lies on a mesh cut from the ranks {expected}, and "
-                f"{called(p, names)} on one cut from {ranks}; the meshes of an optimizer must have "
-                "the same ranks or be slices of one mesh: slice one init_device_mesh, or build an "
-                "optimizer for each mesh, on its ranks only"
-            )

@@ -1,37 +1,45 @@
-"""The paper's lines: what a step computes, on stacks of blocks.
+"""The phases of a step, on stacks of blocks: the paper's lines.
 
+    mask_          which blocks take part in this step
     coefficients   the numbers of Algorithm 2 that depend on t
     observe_       G̃ = Q_LᵀGQ_R, and the factors see it
     direction_     momentum and scale see G̃; U, back in parameter space (Lemma 1)
+    fix_size_      U gets the size that `rms` says
+    compare_       with grafting: the norms of U and of the grafting method's update
 
-What differs between methods is an argument: a cell of the table in `methods.py`. The cells of
-EShampoo are here, those of Shampoo, CASPR and KL-Shampoo in `eigenvalues.py`, Muon's in `polar.py`.
+What differs between methods is a cell of their row in the table, `methods.py`; the cells are here.
 
 Legend: G gradient, G̃ the gradient where the state lives, M̃ momentum, D scale, L, R factors, Λ̂ a
-factor in its basis, Q basis, V change of basis, t step; all stacked on a leading N. `live` [N] is 1
-for the blocks that take part in this step, and −0.0 for those that keep every bit of their state.
+factor in its basis, Q basis, V change of basis, U update, λ eigenvalues, p
+exponent, t step; all stacked on a leading N.
+`live` [N] is 1 for the blocks that take part in this step, and −0.0 for those that keep every bit
+of their state.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..math.lean import average_rounded_, average_triangle_
 from ..math.linalg import (
+    BITS,
     add_,
+    along,
     average_,
     average_gram_,
     diagonal,
     means,
-    per_block,
+    polar_factor,
     rotate_,
 )
-from ..math.rounding import average_rounded_
-from ..math.triangle import average_triangle_
 from ..options import Options
 from ..state.state import State
+
+if TYPE_CHECKING:
+    from ..methods import Method
 
 # How many entries a CPU thread works on at a time in element-wise work, to stay in its cache.
 CHUNK = 1 << 16
@@ -40,15 +48,27 @@ CHUNK = 1 << 16
 # share of the root mean square.
 ROUNDING, SIGNAL = 64.0, 1e-3
 
+# What KL-Shampoo adds to every eigenvalue, as a share of their mean. The first gradient in a
+# direction without signal (a rare token) is divided by this share, fills the other factor, and so
+# shortens the steps in all other directions, by the root of the share.
+DAMPING = 0.01
 
-# -------------------------------------------------------------------- the lines
+# The root mean square of AdamW's updates, to which Muon's are scaled (Liu et al., 2025).
+ADAMW_RMS = 0.2
+
+# The least ‖U‖ that `rms` scales to its full size. When gradients stop, M̃ and U fade by β1 a step;
+# scaled up, U would go on at full size until M̃ underflows. Training shows 0.003 and more.
+FADED = 1e-4
+
+
+# -------------------------------------------------------------------- which blocks, and t
 
 
 class Coefficients(NamedTuple):
     """The numbers of a step that depend on t, per block [N, 1]; computed once for many parts."""
 
     live: Tensor
-    moving: Tensor  # `live`, but 0 while the method only observes
+    moves: Tensor  # `live`, but 0 while the method only observes
     share1: Tensor  # of G̃ in M̃
     share2: Tensor  # of GGᵀ in the factors
     share3: Tensor  # of G̃^{⊙2} in D
@@ -56,7 +76,8 @@ class Coefficients(NamedTuple):
     gain: Tensor  # M̃ is divided by gain · D^p + shift,
     shift: Tensor  # which is (1−β1^t) ((D/(1−β3^t))^p + ε)
     bound: Tensor  # the most that the quotient may be, or ∞
-    pace: Tensor  # −α
+    minus_lr: Tensor  # −α
+    age: Tensor  # how many gradients the statistics have seen
 
     def split(self, sizes: list[int]) -> "list[Coefficients]":
         """Split the coefficients of neighbouring parts."""
@@ -67,85 +88,68 @@ class Coefficients(NamedTuple):
         ]
 
 
-def coefficients(
+def mask_(
+    grads: Sequence[Tensor],  # stacks of N blocks in all
+    present: Tensor | None,  # [N]: which of them have a gradient; None: all
     step: Tensor,  # [N]
+    o: Options,
+) -> tuple[Tensor, Tensor | None]:
+    """Zero the gradients that are not finite; which blocks are `live`, and which are skipped [N].
+
+    Blocks that are not live get zeros added, and only −0.0 changes no bit. A gradient whose squares
+    overflow counts as not finite; one whose squares vanish becomes zero, so that it leaves no
+    denormal numbers, which slow processors down. The host reads nothing.
+    """
+    live = torch.ones_like(step)
+    if present is not None:
+        live = torch.where(present, live, -0.0)
+    if o.nonfinite == "propagate":  # with "raise", gradients are finite by now
+        return live, None
+    flat = [G.view(len(G), -1) for G in grads]
+    norms = [torch.linalg.vector_norm(G, dim=1) for G in flat]
+    norm = torch.cat(norms) if len(norms) > 1 else norms[0]
+    finite = norm < math.sqrt(torch.finfo(norm.dtype).max)  # False for NaN
+    some = norm > math.sqrt(torch.finfo(norm.dtype).tiny)
+    bits = BITS[norm.dtype]
+    keep = (finite & some).to(bits).unsqueeze(1).split([len(G) for G in flat])
+    for G, kept in zip(flat, keep, strict=True):
+        G.view(bits).mul_(kept)
+    return torch.where(finite, live, -0.0), live > finite
+
+
+def coefficients(
+    step: Tensor,  # [N]: t of this step
     live: Tensor,  # [N]
     o: Options,
-    moves: Callable[[Tensor, Tensor], Tensor],
-    epsilon: Callable[[Tensor, Tensor], Tensor],
+    row: "Method",
     averaged: bool,  # D is an average with β3, and not read from the factors
-    p: float,
     age: Tensor,  # [N]: gradients that the statistics have seen; `step` itself if all
 ) -> Coefficients:
     """The numbers of Algorithm 2 that depend on t, from `step` and `live` [N]."""
     (beta1, beta2), beta3 = o.betas, o.beta_scale
-    moving = moves(live, step).unsqueeze(1)
+    # SOAP's first gradient, at t = 0, only builds the basis.
+    moves = (live * (step >= 1) if row.first == "observes" else live).unsqueeze(1)
     t, live = step.clamp_min(1.0).unsqueeze(1), live.unsqueeze(1)
     beta = beta3 if averaged else beta2
-    bias1, bias3 = momentum_bias(t, o), bias(beta, t)
+    bias1, bias3 = bias(beta1, t + 1 if o.looks_ahead else t), bias(beta, t)
     bound = adam_bound(t, o, beta, bias1, bias3) if o.bounded else t * math.inf
     if age is not step:
         bias3 = bias(beta, age.clamp_min(1.0).unsqueeze(1))
-    gain = bias1 / power(bias3, p)
+    gain = bias1 / power(bias3, row.exponent or o.exponent)
     return Coefficients(
         live,
-        moving,
-        share(beta1, moving),
+        moves,
+        share(beta1, moves),
         share(beta2, live),
-        share(beta3, moving),
+        share(beta3, moves),
         bias1,
         gain,
-        epsilon(gain, bias1) * o.least_eps,
+        # ε is added to √(D/(1−β3^t)), as in Adam, or to √D (SOAP).
+        (bias1 if row.epsilon == "corrected" else gain) * o.least_eps,
         bound,
-        (moving.abs() * -o.rate).to(live.dtype),
+        (moves.abs() * -o.rate).to(live.dtype),
+        age.unsqueeze(1),
     )
-
-
-# Two cells of a row: what each factor sees and with which share, and how the scale divides.
-Statistic = Callable[[State, Tensor, Coefficients, Options], list[tuple[Tensor, Tensor]]]
-Divide = Callable[[State, Tensor, Coefficients, Options, float], Tensor]
-
-
-def observe_(s: State, G: Tensor, c: Coefficients, o: Options, statistic: Statistic | None) -> None:
-    """G ← G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ with it (Eq. ema-shampoo-practical).
-
-    Without a statistic the factors do not see G̃.
-    """
-    rotate_(G, *s.inward)
-    if statistic is None:
-        return
-    seen = statistic(s, G, c, o)
-    for (mode, factor), (X, share2) in zip(s.factors.items(), seen, strict=True):
-        average = average_gram_ if factor.dim() == 3 else average_triangle_
-        average(factor, X, mode, o.betas[1], share2)
-    if s.full is not None:
-        average_gram_(s.full, G.flatten(1), 0, o.betas[1], c.share2.unsqueeze(2))
-
-
-def see_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
-    """D ← β3 D + (1−β3) G̃^{⊙2}, in a call that divides nothing by D."""
-    D = s.own_moment
-    if D is not None:
-        average_(D, means(G.square(), D), o.beta_scale, per_block(c.share3, D))
-
-
-def begin_(s: State, live: Tensor) -> None:
-    """At a block's first observation, forget the statistics that it has from its steps."""
-    assert s.observations is not None
-    lasts = 1.0 - live.squeeze(1) * (s.observations == 1)
-    for X in (s.own_moment, s.full, *s.factors.values()):
-        if X is not None:
-            X.mul_(per_block(lasts, X))
-
-
-def direction_(
-    s: State, G: Tensor, c: Coefficients, o: Options, divide_: Divide, p: float
-) -> Tensor:
-    """U = Q_L ( D^{-p} ⊙ M̃ ) Q_Rᵀ (Lemma 1), once momentum and scale have seen G̃."""
-    return rotate_(divide_(s, G, c, o, p), *s.outward)
-
-
-# -------------------------------------------------------------------- averages over time
 
 
 def share(beta: float, live: Tensor) -> Tensor:
@@ -160,61 +164,48 @@ def bias(beta: float, t: Tensor) -> Tensor:
     return (t * math.log(beta)).expm1_().neg_()
 
 
-def momentum_bias(t: Tensor, o: Options) -> Tensor:
-    """1 − β1^t, one step ahead with nesterov."""
-    return bias(o.betas[0], t + 1 if o.ahead else t)
-
-
-def average_momentum_(s: State, G: Tensor, share1: Tensor) -> Tensor:
-    """M ← β1 M + (1−β1) G, returned as it is before rounding."""
-    M = average_rounded_(s.exp_avg.flatten(1), G.flatten(1), share1, s.step)
-    return M.view_as(G)
-
-
-def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
-    """M̃, or with nesterov β1 M̃ + (1−β1) G̃."""
-    return torch.lerp(G, M, o.betas[0]) if o.ahead else M
-
-
 def power(X: Tensor, p: float) -> Tensor:
     """X^p, and √X for p = 1/2."""
     return X.sqrt() if p == 0.5 else X**p
 
 
-# -------------------------------------------------------------------- cells: p, first step, ε
+def adam_bound(t: Tensor, o: Options, beta3: float, bias1: Tensor, bias3: Tensor) -> Tensor:
+    """c_t, the largest |m̂|/√v̂ that any gradients can reach while the basis stands still.
+
+    With the shares a_k, b_k of the two averages, |Σ a_k g_k| ≤ √(Σ a_k²/b_k) √(Σ b_k g_k²).
+    """
+    beta1 = o.betas[0]
+    if beta3 == 0:
+        return torch.full_like(t, math.inf)  # √v̂ is the last gradient alone
+    ratio = beta1**2 / beta3
+    total = t if ratio == 1 else (1 - ratio**t) / (1 - ratio)  # Σ_{k<t} a_k²/b_k · (1−β3)/(1−β1)²
+    if o.nesterov:
+        total = beta1**2 * total + 1 + 2 * beta1
+    unit = (1 - beta1) ** 2 / (1 - beta3 if beta3 < 1 else 1.0)
+    return (unit * total * bias3).sqrt() / bias1
 
 
-def as_asked(o: Options) -> float:
-    """p from the param group."""
-    return o.exponent
+# -------------------------------------------------------------------- what a factor averages
 
 
-def one_half(o: Options) -> float:
-    """p = 1/2, whatever the param group says: Adam."""
-    return 0.5
+# A cell: what each factor sees, and with which share.
+Statistic = Callable[[State, Tensor, Coefficients, Options], list[tuple[Tensor, Tensor]]]
 
 
-def always(live: Tensor, step: Tensor) -> Tensor:
-    """Every gradient moves its block."""
-    return live
-
-
-def after_the_first(live: Tensor, step: Tensor) -> Tensor:
-    """The first gradient, at t = 0, only builds the basis (SOAP)."""
-    return live * (step >= 1)
-
-
-def beside_corrected(gain: Tensor, bias1: Tensor) -> Tensor:
-    """ε is added to √(D/(1−β3^t)), as in Adam."""
-    return bias1
-
-
-def beside_uncorrected(gain: Tensor, bias1: Tensor) -> Tensor:
-    """ε is added to √D, and the bias corrections scale the step (SOAP)."""
-    return gain
-
-
-# -------------------------------------------------------------------- cells: statistic and scale
+def observe_(
+    s: State, G: Tensor, c: Coefficients, o: Options, row: "Method", factors_see: bool = True
+) -> None:
+    """G ← G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ with it (Eq. ema-shampoo-practical)."""
+    if s.rotated:
+        rotate_(G, *s.frames)
+    if not factors_see:
+        return
+    seen = row.statistic(s, G, c, o)
+    for (mode, factor), (X, share2) in zip(s.factors.items(), seen, strict=True):
+        average = average_gram_ if factor.dim() == 3 else average_triangle_
+        average(factor, X, mode, o.betas[1], share2)
+    if s.full is not None:
+        average_gram_(s.full, G.flatten(1), 0, o.betas[1], c.share2.unsqueeze(2))
 
 
 def gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tuple[Tensor, Tensor]]:
@@ -222,15 +213,62 @@ def gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tuple[Tensor,
     return [(G, c.share2.unsqueeze(2))] * len(s.factors)
 
 
-def second_moment(o: Options) -> tuple[str, ...]:
-    """D, an average of G̃^{⊙2}, or the full matrix that D is the diagonal of (Alg. 1)."""
-    own = "full_matrix" if o.correction == "optimal" else "exp_avg_sq"
-    return (own, "graft_sq") if o.graft_moment else (own,)
+def whitened_gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tuple[Tensor, Tensor]]:
+    """KL-Shampoo: L averages G R⁻¹ Gᵀ/n, with the R before this gradient, at first R = s·I.
+
+    s [N, 1] with s^k = E G²: of all D = s·I ⊗ … ⊗ s·I, the nearest to the first gradient. Any other
+    start gives the first factors the wrong scale: from the identity, for k = 2, each factor has the
+    scale of G², and so D has that of G⁴.
+    """
+    size = math.prod(G.shape[1:])
+    newest = c.share2 / bias(o.betas[1], c.age.clamp_min(1.0))
+    rms: Tensor = torch.linalg.vector_norm(G.flatten(1), dim=1, keepdim=True)
+    start = (rms * (newest / size).sqrt()) ** (2 / len(s.factors))
+    inverse_roots = {}
+    for i, values in s.diagonals.items():
+        eigenvalues = damped_spectrum(values, c.age - c.live, o)
+        seen_before = eigenvalues.amax(1, keepdim=True) > 0
+        inverse_roots[i] = torch.where(seen_before, eigenvalues, start).rsqrt()
+    seen = []
+    for i in s.factors:
+        X = G
+        for j in inverse_roots.keys() - {i}:
+            X = X * along(inverse_roots[j], j, G.dim() - 1)
+        X = X / math.sqrt(size / G.shape[i + 1])
+        # R⁻¹ is as large as gradients were small, so squares can overflow; L then stands still.
+        finite = torch.isfinite(torch.linalg.vector_norm(X.flatten(1), dim=1)).view(-1, 1)
+        X = X.flatten(1).masked_fill(~finite, 0.0).view_as(G)
+        seen.append((X, (c.share2 * finite).unsqueeze(2)))
+    return seen
 
 
-def one_moment(o: Options) -> tuple[str, ...]:
-    """D, an average of G^{⊙2}."""
-    return ("exp_avg_sq",)
+def observe_moment_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
+    """D ← β3 D + (1−β3) G̃^{⊙2}, in a call that divides nothing by D."""
+    D = s.exp_avg_sq
+    if D is not None:
+        average_(D, means(G.square(), D), o.beta_scale, c.share3.view(-1, *[1] * (D.dim() - 1)))
+
+
+def restart_statistics_(s: State, live: Tensor) -> None:
+    """At a block's first observation, forget the statistics that it has from its steps."""
+    assert s.observations is not None
+    lasts = 1.0 - live * (s.observations == 1).unsqueeze(1)
+    for X in (s.exp_avg_sq, s.full, *s.factors.values()):
+        if X is not None:
+            X.view(len(X), -1).mul_(lasts)
+
+
+# -------------------------------------------------------------------- how the scale divides
+
+
+# A cell: D^{-p} ⊙ M̃, once momentum and scale have seen G̃; it may be written into G̃.
+Divide = Callable[[State, Tensor, Coefficients, Options, float], Tensor]
+
+
+def direction_(s: State, G: Tensor, c: Coefficients, o: Options, row: "Method") -> Tensor:
+    """U = Q_L ( D^{-p} ⊙ M̃ ) Q_Rᵀ (Lemma 1), once momentum and scale have seen G̃."""
+    U = row.divide_(s, G, c, o, row.exponent or o.exponent)
+    return rotate_(U, *s.to_parameters)
 
 
 def adam_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
@@ -245,9 +283,9 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
     if D is None:
         values = s.diagonals[0] if s.full is None else diagonal(s.full)
         D = values.clamp_min(0.0).reshape(s.exp_avg.shape)
-    least = floor(s, o, o.beta_scale if averaged else o.betas[1])
+    least = floor(s, c, o, o.beta_scale if averaged else o.betas[1])
     if o.moment != "entry":  # D has one number for many entries
-        average_(D, means(G.square(), D), o.beta_scale, per_block(c.share3, D))
+        observe_moment_(s, G, c, o)
         D, averaged = D.expand_as(G), False
     if least is not None and p != 0.5:
         least = least ** (2 * p)
@@ -304,7 +342,60 @@ def chunks(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(stack[:, start : start + width] for stack in flat)
 
 
-def floor(s: State, o: Options, beta: float) -> Tensor | None:
+def momentum_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
+    """M/(1−β1^t): D^{-p} with D = λ_L ⊗ λ_R is in the cached roots."""
+    M = average_momentum_(s, G, c.share1)
+    return (look_ahead(M, G.flatten(1), o) / c.bias1).view_as(G)
+
+
+def by_eigenvalues_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
+    """M̃ ⊘ (D^p + ε) with D = λ_L ⊗ λ_R, the eigenvalues of this step."""
+    M = momentum_(s, G, c, o, p)
+    roots = {i: power(damped_spectrum(x, c.age, o), p) for i, x in s.diagonals.items()}
+    sides = [along(root, i, M.dim() - 1) for i, root in roots.items()]
+    return M / (math.prod(sides) + o.least_eps)
+
+
+def by_sum_of_sides_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
+    """CASPR: D^{-p} ⊙ M̃ with D^{-p} = (Σ_i λ_i^{-p/k} / k)^k, and λ of this step.
+
+    For a matrix this is (L^{-1/2}M + 2 L^{-1/4}MR^{-1/4} + MR^{-1/2})/4 in the basis. In a sum, no
+    side compensates for another, so √λ counts as at least 64 u √Tr L once a basis has changed:
+    anything smaller is rounding, as in `floor`.
+    """
+    M, k = momentum_(s, G, c, o, p), len(s.factors)
+    rounding = (ROUNDING * torch.finfo(M.dtype).eps) ** 2 * s.has_basis.unsqueeze(1)
+    inverse = {}
+    for i, values in s.diagonals.items():
+        eigenvalues = spectrum(values, c.age, k, o, s.basis_rounding)
+        least = (eigenvalues * rounding).sum(1, keepdim=True)
+        inverse[i] = inverse_power(torch.maximum(eigenvalues, least), p / k)
+    total = sum(along(side, i, M.dim() - 1) for i, side in inverse.items())
+    return M * (total / k) ** k
+
+
+def polar_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
+    """0.2 √max(m, n) · polar(M), M ← μM + (1−μ)G, in place of G; M looks ahead with nesterov."""
+    M = average_momentum_(s, G, share(o.momentum, c.moves)).view_as(G)
+    M = torch.lerp(G, M, o.momentum) if o.nesterov else M
+    size = ADAMW_RMS * math.sqrt(max(G.shape[1:]))
+    return torch.mul(polar_factor(M, o.ns_steps), size, out=G)
+
+
+def average_momentum_(s: State, G: Tensor, share1: Tensor) -> Tensor:
+    """M ← β1 M + (1−β1) G, returned flat and as it is before rounding."""
+    M, G = s.exp_avg.flatten(1), G.flatten(1)
+    if M.dtype == G.dtype:
+        return M.lerp_(G, share1)
+    return average_rounded_(M, G, share1, s.step)
+
+
+def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
+    """M̃, or with nesterov β1 M̃ + (1−β1) G̃."""
+    return torch.lerp(G, M, o.betas[0]) if o.looks_ahead else M
+
+
+def floor(s: State, c: Coefficients, o: Options, beta: float) -> Tensor | None:
     """The least √D [N, 1] that counts as signal, for a D that averages squares with this β.
 
     None without a basis, 0 while Q = I.
@@ -314,37 +405,129 @@ def floor(s: State, o: Options, beta: float) -> Tensor | None:
     64 u √E‖G‖² are not rounding. An update of fixed size amplifies small entries, so with `rms` the
     least is a thousandth of the root mean square √(E‖G‖²/∏d). A lean basis leaves a larger error.
     """
-    beta2 = o.betas[1]
-    share = ROUNDING * torch.finfo(s.step.dtype).eps
+    least = ROUNDING * torch.finfo(s.step.dtype).eps
     if o.rms is not None:
-        share = SIGNAL / math.sqrt(math.prod(s.exp_avg.shape[1:]))
-    share = max(share, s.leak)
-
-    def total(beta: float, t: Tensor) -> Tensor:
-        """The total weight of all values in an average: 1 − β^t, or t in a sum."""
-        return t if beta == 1 else bias(beta, t)
-
+        least = SIGNAL / math.sqrt(math.prod(s.exp_avg.shape[1:]))
+    least = max(least, s.basis_rounding)
     for values in s.diagonals.values():
-        # ‖G‖² in the average of the factor, where only rounding is negative, …
+        # Tr L = E‖G‖². The L1 norm, because negative entries are rounding.
         energy: Tensor = torch.linalg.vector_norm(values, 1, dim=1, keepdim=True)
-        if beta != beta2:  # … and in that of D
-            t = s.age.clamp_min(1.0).unsqueeze(1)
-            energy = energy * total(beta, t) / total(beta2, t)
-        return energy.mul_(share**2).sqrt_().mul_(s.turned.unsqueeze(1))
+        if beta != o.betas[1]:  # D averages with another β, so E‖G‖² has another weight in it
+            t = c.age.clamp_min(1.0)
+            energy = energy * total_weight(beta, t) / total_weight(o.betas[1], t)
+        return energy.mul_(least**2).sqrt_().mul_(s.has_basis.unsqueeze(1))
     return None
 
 
-def adam_bound(t: Tensor, o: Options, beta3: float, bias1: Tensor, bias3: Tensor) -> Tensor:
-    """c_t, the largest |m̂|/√v̂ that any gradients can reach while the basis stands still.
+def total_weight(beta: float, t: Tensor) -> Tensor:
+    """The total weight of all values in an average: 1 − β^t, or t in a sum."""
+    return t if beta == 1 else bias(beta, t)
 
-    With the shares a_k, b_k of the two averages, |Σ a_k g_k| ≤ √(Σ a_k²/b_k) √(Σ b_k g_k²).
+
+# -------------------------------------------------------------------- eigenvalues of the factors
+
+
+def spectrum(
+    values: Tensor,  # [N, d]: diag Λ̂
+    age: Tensor,  # [N, 1]
+    k: int,  # number of factors
+    o: Options,
+    basis_rounding: float,  # of a lean basis
+) -> Tensor:
+    """λ of Shampoo: diag Λ̂/(1−β2^t), with or without S⁻¹, shifted to be at least 0, plus ε."""
+    eigenvalues = values / bias(o.betas[1], age.clamp_min(1.0))
+    if basis_rounding > 0:  # as for √D of EShampoo: rounding is not divided by its own size
+        eigenvalues = eigenvalues.maximum(basis_rounding**2 * eigenvalues.sum(1, keepdim=True))
+    if o.trace_scaling and k > 1:
+        # S⁻¹ is shared out: Tr^{-(k-1)/k} for each of the k factors.
+        trace = eigenvalues.sum(1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
+        eigenvalues = eigenvalues * trace ** (-(k - 1) / k)
+    return eigenvalues - eigenvalues.amin(1, keepdim=True).clamp_max(0.0) + o.eps
+
+
+def damped_spectrum(values: Tensor, age: Tensor, o: Options) -> Tensor:
+    """λ of KL-Shampoo: diag Λ̂/(1−β2^t), negative rounding set to 0, plus a share of their mean."""
+    eigenvalues = values.clamp_min(0.0) / bias(o.betas[1], age.clamp_min(1.0))
+    return eigenvalues + DAMPING * eigenvalues.mean(1, keepdim=True)
+
+
+def inverse_power(eigenvalues: Tensor, q: float) -> Tensor:
+    """λ^{-q}, and 0 where λ vanishes, as it can if ε = 0: a pseudo-inverse."""
+    vanishes = eigenvalues < torch.finfo(eigenvalues.dtype).tiny
+    return (eigenvalues**-q).masked_fill_(vanishes, 0.0)
+
+
+def inverse_root(Q: Tensor, eigenvalues: Tensor, k: int, o: Options, p: float) -> Tensor:
+    """L^{-p/k} for "shampoo", L^{-p} for "shampoo2" (Eq. shampoo)."""
+    powers = inverse_power(eigenvalues, p if o.variant == "shampoo2" else p / k)
+    return torch.bmm(Q * powers.unsqueeze(1), Q.transpose(1, 2))
+
+
+# -------------------------------------------------------------------- the size of an update
+
+
+def fix_size_(s: State, U: Tensor, rms: float, o: Options) -> None:
+    """U ← U · rms / RMS(U) per block with a basis; a faded ‖U‖ counts as at least `FADED`."""
+    U = U.view(len(U), -1)
+    # ‖U‖ counts as 0 while Q = I, and U then keeps its size.
+    norms = torch.linalg.vector_norm(U, dim=1, keepdim=True).mul_(s.has_basis.unsqueeze(1))
+    least = FADED * o.scale_free
+    ratio = norms.clamp_min(least).reciprocal_().mul_(rms * math.sqrt(U.shape[1]))
+    U.mul_(torch.where(norms > 0, ratio, 1.0))
+
+
+def update_graft_moment_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
+    """The second moment of the grafting method sees G, before G is rotated."""
+    if s.graft_moment is not None:
+        beta = graft_beta(o)
+        newest = share(beta, c.moves).view(-1, *[1] * (G.dim() - 1))
+        average_(s.graft_moment, means(G.square(), s.graft_moment), beta, newest)
+
+
+def graft_beta(o: Options) -> float:
+    """β of the grafting method's second moment; 1 for AdaGrad's sum."""
+    return 1.0 if o.graft == "adagrad" else o.betas[1]
+
+
+def compare_(
+    s: State, G: Tensor, U: Tensor, c: Coefficients, o: Options, checked: Sequence[bool]
+) -> tuple[Tensor, Tensor]:
+    """The update, and the squared norms [2, N] of the grafting method's update and of this one.
+
+    Before the first inverse roots, when a block has not been `checked` yet, the grafting method
+    takes the step alone.
     """
-    beta1 = o.betas[0]
-    if beta3 == 0:
-        return torch.full_like(t, math.inf)  # √v̂ is the last gradient alone
-    ratio = beta1**2 / beta3
-    total = t if ratio == 1 else (1 - ratio**t) / (1 - ratio)  # Σ_{k<t} a_k²/b_k · (1−β3)/(1−β1)²
-    if o.nesterov:
-        total = beta1**2 * total + 1 + 2 * beta1
-    unit = (1 - beta1) ** 2 / (1 - beta3 if beta3 < 1 else 1.0)
-    return (unit * total * bias3).sqrt() / bias1
+    graft = graft_direction(s, G, c, o).flatten(1)
+    U = U.flatten(1)
+    if s.roots and not any(checked):
+        U = graft
+    elif s.roots and not all(checked):
+        U = torch.where(torch.tensor(checked, device=U.device).unsqueeze(1), U, graft)
+    return U.view_as(G), torch.stack([graft.square().sum(1), U.square().sum(1)])
+
+
+def graft_direction(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:
+    """The update of the grafting method, from the same momentum as the method's own.
+
+    M that was rotated back has an error of about u‖M‖ in every entry, so its √D has a floor too.
+    """
+    if s.rotated:
+        M = rotate_(s.exp_avg.to(G.dtype, copy=True), *s.to_parameters).flatten(1)
+    else:
+        M = look_ahead(s.exp_avg, G, o).flatten(1)
+    if s.graft_moment is None:
+        return M / c.bias1
+    root = s.graft_moment.sqrt().expand_as(G).flatten(1)
+    least = floor(s, c, o, graft_beta(o)) if s.rotated else None
+    if least is not None:
+        root = torch.maximum(root, least)
+    if o.graft == "adam":
+        root = root / bias(o.betas[1], s.step.clamp_min(1.0)).sqrt().unsqueeze(1)
+    return M / (c.bias1 * (root + o.least_eps))
+
+
+def rescale_(U: Tensor, norms: Tensor) -> None:
+    """U ← U ‖U_graft‖ / ‖U‖ with the given squared norms [2, N]."""
+    ratio = torch.where(norms[1] > 0, norms[0] / norms[1], torch.zeros_like(norms[0]))
+    ratio = ratio.clamp_max(torch.finfo(ratio.dtype).max).sqrt()  # if ‖U‖² nearly vanishes
+    U.view(len(U), -1).mul_(ratio.unsqueeze(1))

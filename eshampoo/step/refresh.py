@@ -1,28 +1,29 @@
 """New bases where they are due: all criteria first, one copy to the host, one solve per size."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from math import log2, prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from ..checks import AT_ONCE
-from ..math.foreach import foreach_copy_
-from ..math.linalg import off_norm, off_share, orthonormalize, take, turned
+from ..math.lean import off_norm_of, pack, unpack
+from ..math.linalg import off_norm, off_share, orthonormalize, rotate_mode, take
 from ..math.solvers import Change, eigh, least_cost, solve
-from ..math.triangle import diagonal_of, in_form, off_norm_of, pack, unpack
 from ..options import Options
-from ..state.blocks import Failure, called, together
+from ..state.blocks import blocks_at_once
 from ..state.bucket import Bucket
 from ..state.state import State
-from .eigenvalues import inverse_root, spectrum
-from .nonfinite import newly_skipped
-from .task import Outcome, Task, Work
+from ..torch_names import foreach_copy_
+from ..validate import Failure
+from .phases import inverse_root, spectrum
+
+if TYPE_CHECKING:
+    from .step import Task
 
 # After this many changes Q is made orthonormal again: each adds an error of about 1e-7 in float32.
 # Where Q is kept in fewer bits, one change adds as much as is tolerable, so Q is made orthonormal
@@ -33,11 +34,8 @@ REORTHONORMALIZE = 50
 # young average changes by the same share in every doubling, and early bases matter most.
 FREE = 2.5
 
-# With `stagger` a factor also waits longer for its credit, by a share of the time between two of
-# its bases; otherwise all factors would have credit at the same step. Over all blocks the shares
-# run through [0, 1) this many times, so that blocks checked at the same step have different shares.
-LAPS = 8
-
+# An error is raised after this many failed decompositions of a factor in a row.
+MAX_FAILURES = 3
 
 # The position of the first block, and from there on criteria [mode][block] and steps [block].
 Read = tuple[int, list[list[float]], list[float]]
@@ -47,7 +45,7 @@ Read = tuple[int, list[list[float]], list[float]]
 class Check:
     """One factor of the blocks of one bucket at a check."""
 
-    task: Task
+    task: "Task"
     state: State  # with Λ̂ for factors
     mode: int
     initial: bool  # the first basis of a method that starts with one: eigh, columns descending
@@ -65,18 +63,18 @@ class Check:
     def key(self) -> tuple[Any, ...]:
         """Factors that agree in this are solved together."""
         o, step = self.task.options, self.state.step
-        settings = (o.solver, o.slots, o.refresh_to, o.qr_iterations)
         d = self.task.bucket.shape[self.mode]
-        return (d, step.dtype, step.device, self.initial, *settings)
+        return (d, step.dtype, step.device, self.initial, o.solver, o.qr_iterations)
 
 
-def refresh_(due: Sequence[Task], every: Sequence[Task], waiting: Sequence[Work]) -> Outcome:
+def refresh_(tasks: "Sequence[Task]") -> tuple[list[Failure], list[Tensor]]:
     """Recompute the bases whose criterion is above τ (Eq. criterion, Alg. 2 l.6).
 
-    It also reports gradients, of any task of the step, that were skipped since the host last read
-    anything.
+    Returns which bases failed too often, and the parameters whose gradients were skipped since the
+    host last read anything.
     """
-    states, read, skipped = _read(due, [task.bucket for task in every])
+    due = [task for task in tasks if task.due]
+    states, read, skipped = _read(due, [task.bucket for task in tasks])
     solved: dict[tuple[Any, ...], list[Check]] = defaultdict(list)
     checks: list[Check] = []
     for task, state, values in zip(due, states, read, strict=True):
@@ -84,20 +82,17 @@ def refresh_(due: Sequence[Task], every: Sequence[Task], waiting: Sequence[Work]
             checks.append(check)
             if check.due:
                 solved[check.key].append(check)
-    try:
-        failures = [failure for same in solved.values() for failure in _solve_(same, waiting)]
-    finally:  # also after an error, because other factors may have new bases by then
-        for check in checks:
-            if check.renewed and check.state.roots:
-                _renew_root_(check)
-    for check in checks:  # only now: after an error, the next check must still count as the first
+    failures = [failure for same in solved.values() for failure in _solve_(same)]
+    for check in checks:
+        if check.renewed and check.state.roots:
+            _renew_root_(check)
         for position in check.seen:
             check.task.bucket.counters.checks[check.entry(position)] += 1
     return failures, skipped
 
 
 def _read(
-    due: Sequence[Task], every: Sequence[Bucket]
+    due: "Sequence[Task]", every: Sequence[Bucket]
 ) -> tuple[list[State], list[Read], list[Tensor]]:
     """States with Λ̂, and what is read of the blocks that are due: one copy per device and dtype.
 
@@ -125,17 +120,24 @@ def _read(
         shares = off_share(torch.cat(off[memory]), torch.cat(inside[memory]))
         values[memory] = iter(torch.cat([shares, *tensors]).tolist())
 
-    def take(s: State) -> list[float]:
+    def take_numbers(s: State) -> list[float]:
         return list(islice(values[s.step.device, s.step.dtype], len(s.step)))
 
-    criteria = [[take(state) for _ in state.factors] for _, state in pairs]
-    read = list(zip(first, criteria, [take(state) for _, state in pairs], strict=True))
-    found = [p for bucket in counted for p in newly_skipped(bucket, take(bucket.state))]
-    return [state for state, _ in pairs], read, list(dict.fromkeys(found))
+    criteria = [[take_numbers(state) for _ in state.factors] for _, state in pairs]
+    read = list(zip(first, criteria, [take_numbers(state) for _, state in pairs], strict=True))
+    skipped = [p for bucket in counted for p in _newly_skipped(bucket, take_numbers(bucket.state))]
+    return [state for state, _ in pairs], read, list(dict.fromkeys(skipped))
+
+
+def _newly_skipped(bucket: Bucket, counts: Sequence[float]) -> list[Tensor]:
+    """The parameters whose gradients were skipped since the host last read the counts."""
+    before, bucket.skipped = bucket.skipped, [int(count) for count in counts]
+    blocks = zip(bucket.blocks, bucket.skipped, before, strict=True)
+    return [block.parameter for block, now, then in blocks if now > then]
 
 
 def _plan_(
-    task: Task, state: State, first: int, criteria: list[list[float]], steps: list[float]
+    task: "Task", state: State, first: int, criteria: list[list[float]], steps: list[float]
 ) -> list[Check]:
     """Decide which bases are due."""
     bucket, o, counters = task.bucket, task.options, task.bucket.counters
@@ -169,30 +171,26 @@ def _plan_(
 def _has_credit(check: Check, entry: int, budget: float, t: int) -> bool:
     """Whether a factor may have another basis at step t.
 
-        computations + w ≤ 2.5 log₂(1 + t/2)   or   spent + (1 + w) cost ≤ budget · t · 3 d ∏d_i
+        computations ≤ 2.5 log₂(1 + t/2)   or   spent + cost ≤ budget · t · 3 d ∏d_i
 
     A plain step rotates G, averages the factor, and rotates U back: 3 d ∏d_i multiply-adds on the
-    side of size d. Work is counted per factor and not in seconds, so all ranks decide the same. The
-    share w, by which a factor waits longer than others, is 0 without `stagger`.
+    side of size d. Work is counted per factor and not in seconds, so all ranks decide the same.
     """
-    bucket, counters, o = check.task.bucket, check.task.bucket.counters, check.task.options
-    w = 0.0
-    if o.stagger and t > AT_ONCE:
-        w = LAPS * bucket.blocks[entry // len(bucket.modes)].phase % 1.0
-    if counters.computations[entry] + w <= FREE * log2(1 + t / 2):
+    bucket, counters = check.task.bucket, check.task.bucket.counters
+    if counters.computations[entry] <= FREE * log2(1 + t / 2):
         return True
     d = bucket.shape[check.mode]
-    cost = (1 + w) * least_cost(o.solver, d)
+    cost = least_cost(check.task.options.solver, d)
     return counters.spent[entry] + cost <= budget * t * (3 * d * prod(bucket.shape))
 
 
-def _solve_(same: Sequence[Check], waiting: Sequence[Work]) -> list[Failure]:
+def _solve_(same: Sequence[Check]) -> list[Failure]:
     """Solve for the due factors of one size, some at a time, and carry out the changes found."""
     members = [(check, position) for check in same for position in check.due]
     thresholds = [tau for check in same for tau in check.thresholds]
     o, step = same[0].task.options, same[0].state.step
     size = same[0].task.bucket.shape[same[0].mode] ** 2 * step.element_size()
-    count = together(size, step.device) if len(members) > 1 else 1
+    count = blocks_at_once(size, step.device) if len(members) > 1 else 1
     failures = []
     for start in range(0, len(members), count):
         some = members[start : start + count]
@@ -204,12 +202,12 @@ def _solve_(same: Sequence[Check], waiting: Sequence[Work]) -> list[Failure]:
             changes, failed = eigh(A, descending=True)
         else:
             taus = thresholds[start : start + count]
-            changes, failed = solve(A, o.solver, o.slots, taus, o.refresh_to, o.qr_iterations)
+            changes, failed = solve(A, o.solver, taus, o.qr_iterations)
         for change in changes:
             done = 0
             for check, run in _runs([some[number] for number in change.members]):
                 size = run.stop - run.start
-                _change_(check, run, _narrowed(change, done, done + size), waiting)
+                _change_(check, run, _narrowed(change, done, done + size))
                 done += size
         failures += [failure for number in failed for failure in _failed_(*some[number])]
     return failures
@@ -223,23 +221,22 @@ def _runs(members: Sequence[tuple[Check, int]]) -> Iterator[tuple[Check, slice]]
         yield pairs[0][0], slice(pairs[0][1], pairs[-1][1] + 1)
 
 
-def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) -> None:
+def _change_(check: Check, run: slice, change: Change) -> None:
     """Carry out Q ← QV for some blocks of a bucket.
 
-    Everything that turns is computed first and then written by one operation, so that Q, Λ̂, M̃ and
+    Everything that changes is computed first and then written by one operation, so that Q, Λ̂, M̃ and
     D fit together whatever raises an error on the way.
     """
     mode, counters = check.mode, check.task.bucket.counters
     state = check.state.narrow(run.start, run.stop)
-    turning = state.turning
-    along: list[tuple[Tensor, Change]] = []  # the G̃ that wait for their basis
-    for task, part, G, _ in waiting if turning else ():
+    pairs = changed(state, mode, change, check.task.options)
+    # The G̃ that wait for this basis turn along.
+    for part in check.task.waiting if state.rotated else ():
         start, stop = max(run.start, part.start), min(run.stop, part.stop)
-        if task is check.task and start < stop:
+        if start < stop:
             here = _narrowed(change, start - run.start, stop - run.start)
-            along.append((G[start - part.start : stop - part.start], here))
-    pairs = changed(state, turning, mode, change, check.task.options)
-    pairs += [(G, turned(G, mode, here.V, here.subset)) for G, here in along]
+            G = part.G[start - part.start : stop - part.start]
+            pairs.append((G, rotate_mode(G, mode, here.V, here.subset)))
     entries = [check.entry(position) for position in range(run.start, run.stop)]
     after = [counters.computations[entry] + 1 for entry in entries]
     every = 1 if check.state.lean else REORTHONORMALIZE
@@ -255,9 +252,7 @@ def _change_(check: Check, run: slice, change: Change, waiting: Sequence[Work]) 
         counters.failures[entry] = 0
 
 
-def changed(
-    s: State, turning: Sequence[Tensor], mode: int, change: Change, o: Options
-) -> list[tuple[Tensor, Tensor]]:
+def changed(s: State, mode: int, change: Change, o: Options) -> list[tuple[Tensor, Tensor]]:
     """Q ← QV: the tensors of the state that change, and their new values; `s` has Λ̂ for factors.
 
     Q comes first. Nothing is written yet, so that one operation can write everything.
@@ -265,21 +260,23 @@ def changed(
     V, subset, D = change.V, change.subset, s.exp_avg_sq
     Q, factor = s.bases[mode], s.factors[mode]
     kept = change.factor if factor.dim() == 3 else pack(change.factor)
-    found = [(Q, turned(Q.to(s.step.dtype), 1, V, subset))]
-    found += [(s.turned, torch.ones_like(s.turned)), (factor, kept)]
-    found += [(M, turned(M.to(s.step.dtype), mode, V, subset)) for M in turning]
+    pairs = [(Q, rotate_mode(Q.to(s.step.dtype), 1, V, subset))]
+    pairs += [(s.has_basis, torch.ones_like(s.has_basis)), (factor, kept)]
+    if s.rotated:
+        M = s.exp_avg
+        pairs.append((M, rotate_mode(M.to(s.step.dtype), mode, V, subset)))
     if s.full is not None:
         order = s.exp_avg.dim() - 1
         A = s.full.view(-1, *s.exp_avg.shape[1:], *s.exp_avg.shape[1:])
-        found.append((A, turned(turned(A, mode, V, subset), order + mode, V, subset)))
+        pairs.append((A, rotate_mode(rotate_mode(A, mode, V, subset), order + mode, V, subset)))
     if D is None or D.shape[mode + 1] != s.exp_avg.shape[mode + 1]:  # a mean stays
-        return found
+        return pairs
     if o.correction == "basis_aware":
         # D ← V^{⊙2}ᵀ D: exact if the full matrix was diagonal in the old basis.
-        found.append((D, turned(D, mode, V.square(), subset)))
-    elif turning and change.permutation is not None:
-        found.append((D, take(D, change.permutation, mode)))
-    return found
+        pairs.append((D, rotate_mode(D, mode, V.square(), subset)))
+    elif change.permutation is not None:
+        pairs.append((D, take(D, change.permutation, mode)))
+    return pairs
 
 
 def _narrowed(change: Change, start: int, stop: int) -> Change:
@@ -296,7 +293,7 @@ def _failed_(check: Check, position: int) -> list[Failure]:
     bucket, entry = check.task.bucket, check.entry(position)
     failures = bucket.counters.failures
     failures[entry] += 1
-    if failures[entry] < check.task.options.max_failures:
+    if failures[entry] < MAX_FAILURES:
         return []
     return [(bucket.blocks[position].parameter, check.mode, failures[entry])]
 
@@ -304,19 +301,8 @@ def _failed_(check: Check, position: int) -> list[Failure]:
 def _renew_root_(check: Check) -> None:
     """Inverse roots of the factors, from the basis and the diagonal of Λ̂ at this check."""
     s, mode, at, o = check.state, check.mode, check.renewed, check.task.options
-    k, p = len(s.factors), check.task.bucket.method.exponent(o)
-    eigenvalues = spectrum(diagonal_of(s.factors[mode][at]), s.age[at], k, o, s.leak)
+    k, p = len(s.factors), check.task.row.exponent or o.exponent
+    age = (s.step if s.observations is None else s.age)[at].unsqueeze(1)
+    eigenvalues = spectrum(s.diagonals[mode][at], age, k, o, s.basis_rounding)
     root = inverse_root(s.bases[mode][at].to(s.step.dtype), eigenvalues, k, o, p)
-    s.roots[mode][at] = in_form(root, s.roots[mode])
-
-
-def raise_for(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> None:
-    """Raise an error for bases that failed too often in a row."""
-    listed = ", ".join(
-        f"factor {mode} of {called(p, names)} ({in_a_row} times in a row)"
-        for p, mode, in_a_row in failures
-    )
-    raise RuntimeError(
-        f"no basis could be computed for {listed}, not even in float64 and with damping; the old "
-        "basis was kept. Look at the gradients, or raise max_failures"
-    )
+    s.roots[mode][at] = pack(root) if s.lean else root

@@ -1,214 +1,288 @@
 """One step of any method, for all parameters at once.
 
-`take_step` is the whole step, and `take_in` is what remains of it if gradients are only observed.
-One process and many ranks go through the same lines: the route of a bucket is local, or an exchange
-with other ranks.
+`take_step` is the whole step, and `take_observation` is what remains of it if gradients are only
+observed. One process and many ranks go through the same lines: the route of a bucket is local, or
+an exchange with other ranks.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..math.at_once import at_once, call
-from ..options import Statistics
-from ..state.blocks import Move, Part
-from ..state.bucket import Batch, Bucket
-from .grafting import average_lent_, compare_, rescale_, sum_over_parameters_
-from .nonfinite import admit_, believe_
+from ..methods import Method
+from ..options import GraftScope, Options, Statistics
+from ..state.bucket import Bucket
+from ..state.route import Part
+from ..torch_names import foreach_add_
+from ..validate import Failure
 from .phases import (
-    Coefficients,
-    begin_,
     coefficients,
+    compare_,
     direction_,
+    fix_size_,
+    mask_,
     observe_,
-    see_,
+    observe_moment_,
+    rescale_,
+    restart_statistics_,
+    update_graft_moment_,
 )
 from .refresh import refresh_
-from .settling import SETTLE_EVERY, settle_
-from .task import Compared, Outcome, Task, Work
-
-Take = Callable[[Sequence[Task], Sequence[Batch]], Outcome]
-
-# The least ‖U‖ that `rms` scales to its full size. When gradients stop, M̃ and U fade by β1 a step;
-# scaled up, U would go on at full size until M̃ underflows. Training shows 0.003 and more.
-FADED = 1e-4
 
 
-def or_uncount(take: Take) -> Take:
-    """After an error, uncount the call for every block that did not reach its end."""
+@dataclass
+class Task:
+    """What one bucket does in one step, known before anything changes."""
 
-    @wraps(take)
-    def taken(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
-        try:
-            return take(tasks, batches)
-        except BaseException:
-            uncount_(tasks)
-            raise
+    bucket: Bucket
+    row: Method  # of the table, which the bucket follows
+    call: Statistics  # step(), or observe(), in which nothing moves
+    options: Options
+    parts: list[Part]  # those with blocks that may have a gradient
+    clock: list[int]  # calls that each block has seen after this one, as far as the host knows
+    due: dict[int, float]  # τ of the blocks that are checked at this t, as far as the host knows
+    factors_see: bool  # whether the factors see the gradients
+    graft: GraftScope | None  # what norms are taken over; None where nothing is grafted
+    unfinished: int  # how many parts have not been delivered
+    waiting: list[Part] = field(default_factory=list)  # parts that wait for their bases
 
-    return taken
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Parts of tasks that agree in this have their coefficients computed together.
+
+        Gradients from other ranks arrive bucket by bucket.
+        """
+        bucket, row = self.bucket, self.row
+        shares = bucket.route.team is None and bucket.state.observations is None
+        half = (row.exponent or self.options.exponent) == 0.5
+        by_itself = None if shares and half else bucket
+        return bucket.group, bucket.memory, bucket.state.exp_avg_sq is None, by_itself
+
+    def waits(self, part: Part) -> bool:
+        """Whether the basis of a block may change between the statistics and the update."""
+        before = self.row.refreshes == "before"
+        return before and not self.due.keys().isdisjoint(range(part.start, part.stop))
 
 
-@or_uncount
-def take_step(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
-    """Take one step; return which bases failed too often and whose gradients were skipped."""
-    by_bucket = {task.bucket: task for task in tasks}
-    grafted = [task for task in tasks if task.graft == "parameter"]
-    waiting: list[Work] = []  # for their bases
-    compared: list[Compared] = []  # waiting for the norms of their parameters
-    # Gradients leave for the ranks that work on them.
+def plan(call: Statistics, buckets: Sequence[Bucket], options: Sequence[Options]) -> list[Task]:
+    """The tasks of a step or of an observation; nothing has changed yet."""
+    tasks = []
+    for bucket in buckets:
+        o, observed = options[bucket.group], bucket.state.observations is not None
+        if call == "observe" and not observed:
+            continue
+        present = bucket.route.present()
+        clock = [t + now for t, now in zip(bucket.clocks[call], present, strict=True)]
+        due = {}
+        if bucket.modes and o.statistics == call:
+            pairs = [(t, b.check_offset) for t, b in zip(clock, bucket.blocks, strict=True)]
+            checked = {pair for pair in set(pairs) if o.checks_at(*pair)}
+            at = [i for i, now in enumerate(present) if now and pairs[i] in checked]
+            due = {i: o.threshold(clock[i]) if callable(o.tau) else o.tau for i in at}
+        # A block that was checked has been observed, so its statistics ignore steps.
+        ignored = call == "step" and observed
+        ignored = ignored and all(map(bucket.counters.checked, range(len(present))))
+        scope = None if call == "observe" or o.graft is None else o.graft_scope
+        scope = None if bucket.elementwise else scope if bucket.several else scope and "block"
+        parts = [part for part in bucket.parts if any(present[part.start : part.stop])]
+        tasks.append(
+            Task(bucket, bucket.method, call, o, parts, clock, due, not ignored, scope, len(parts))
+        )
+    return tasks
+
+
+def take_step(tasks: Sequence[Task]) -> tuple[list[Failure], list[Tensor]]:
+    """Take one step; return which bases failed too often and whose gradients were skipped.
+
+    Gradients leave for the ranks that work on them. Part by part, they are gathered, masked where
+    they are not finite, and observed by the factors. A part whose basis stands still is updated at
+    once: momentum and scale see the gradient, and the update is divided, rotated back, given its
+    size and delivered. At a check, a part waits until the bases of all blocks have been refreshed;
+    with grafting, until the norms of its whole parameter are known. Updates leave for the ranks
+    that hold the parameters, in the order of the tasks, and arrive there.
+    """
     for task in tasks:
         task.bucket.clocks["step"] = task.clock
-        task.bucket.route.start()
-    # Gradients are gathered, admitted and observed. Blocks whose basis stands still move at once.
-    for batch in batches:
-        for work in admit(batch, by_bucket):
-            task, part, G, c = work
-            observe_(part.state, G, c, task.options, task.statistic)
-            if task.waits and not task.due.keys().isdisjoint(range(part.start, part.stop)):
-                waiting.append(work)
+        task.bucket.route.send_gradients(vote=task.options.nonfinite == "skip")
+    grafted = [task for task in tasks if task.graft == "parameter"]
+    compared: list[tuple[Task, Part]] = []  # parts that wait for the norms of their parameters
+    for batch in batches(tasks):
+        admit_(batch)
+        for task, part in batch:
+            observe_(part.state, part.G, part.c, task.options, task.row, task.factors_see)
+            if task.waits(part):
+                task.waiting.append(part)
             else:
-                update_(work, compared)
-        for task in tasks:  # finished updates leave, in this order on all ranks
-            if grafted or not task.bucket.route.depart(unfinished=False):
+                update_(task, part, compared)
+        for task in [] if grafted else tasks:  # all ranks send in this order
+            if task.unfinished:
                 break
-    # Bases are refreshed, and the blocks that waited for them move.
-    due = [task for task in tasks if task.due]
-    outcome = refresh_(due, tasks, waiting) if due else ([], [])
-    for work in waiting:
-        update_(work, compared)
-    # Blocks that take the norm of their whole parameter move now.
+            task.bucket.route.send_updates()
+    outcome = refresh_(tasks) if any(task.due for task in tasks) else ([], [])
+    for task in tasks:
+        for part in task.waiting:
+            update_(task, part, compared)
     if grafted:
         sum_over_parameters_(grafted, compared)
-    for (task, part, U, c), norms in compared:
-        rescale_(U, norms)
-        deliver_(task, part, U, c)
-    # The other updates leave, and all arrive at the ranks that hold the parameters.
+    for task, part in compared:
+        rescale_(part.G, part.norms)
+        deliver_(task, part)
     for task in tasks:
-        task.bucket.route.depart(unfinished=True)
+        task.bucket.route.send_updates()
     for task in tasks:
-        task.bucket.route.arrive_(task.options.rate * task.options.weight_decay)
+        task.bucket.route.apply_updates_(task.options.rate * task.options.weight_decay)
     return outcome
 
 
-@or_uncount
-def take_in(tasks: Sequence[Task], batches: Sequence[Batch]) -> Outcome:
-    """Let the statistics see gradients, and move nothing; the outcome is that of `take_step`."""
-    by_bucket = {task.bucket: task for task in tasks}
+def take_observation(tasks: Sequence[Task]) -> tuple[list[Failure], list[Tensor]]:
+    """Let the statistics see gradients, and move nothing; returns what `take_step` returns."""
     for task in tasks:
         task.bucket.clocks["observe"] = task.clock
-        task.bucket.route.start()
-    seen = [work for batch in batches for work in admit(batch, by_bucket)]
-    for task, part, G, c in seen:
-        begin_(part.state, c.live)
-        observe_(part.state, G, c, task.options, task.statistic)
-    due = [task for task in tasks if task.due]
-    outcome = refresh_(due, tasks, seen) if due else ([], [])
-    for task, part, G, c in seen:
-        see_(part.state, G, c, task.options)
-        del task.begun[part]
+        task.bucket.route.send_gradients(vote=False)
+    for batch in batches(tasks):
+        admit_(batch)
+        for task, part in batch:
+            restart_statistics_(part.state, part.c.live)
+            observe_(part.state, part.G, part.c, task.options, task.row)
+            task.waiting.append(part)
+    outcome = refresh_(tasks) if any(task.due for task in tasks) else ([], [])
     for task in tasks:
-        task.bucket.route.rest()
+        for part in task.waiting:
+            observe_moment_(part.state, part.G, part.c, task.options)
+            part.forget_()
+        task.bucket.route.discard_gradients()
     return outcome
 
 
 # What each call of an optimizer does with the current gradients.
-TAKE: Mapping[Statistics, Take] = {"step": take_step, "observe": take_in}
+TAKE: Mapping[Statistics, Callable[[Sequence[Task]], tuple[list[Failure], list[Tensor]]]] = {
+    "step": take_step,
+    "observe": take_observation,
+}
 
 
-def admit(batch: Batch, tasks: Mapping[Bucket, Task]) -> list[Work]:
-    """Gather the gradients of a batch, leave out what is not finite, and count the step."""
-    here = [(tasks[bucket], part) for bucket, part in batch.parts if bucket in tasks]
-    here = [(task, part) for task, part in here if any(task.present[part.start : part.stop])]
-    if len(batch.parts) > 1 and not (
-        len(here) == len(batch.parts)
-        and all(task.verdicts is None and all(task.present) for task, _ in here)
-        and len({task.bucket.method.exponent(task.options) for task, _ in here}) == 1
-    ):  # what is known per block differs: one part at a time
-        return [work for single in batch.alone() for work in admit(single, tasks)]
-    if not here:
-        return []
-    o, method = here[0][0].options, here[0][0].bucket.method
-    averaged = here[0][1].state.exp_avg_sq is not None
-    gathered = [gather(task, part) for task, part in here]
-    grads, masks = [G for G, _ in gathered], [mask for _, mask in gathered if mask is not None]
-    present = torch.cat(masks) if masks else None  # of joined parts, all or none have one
-    step, n = batch.step, batch.observations
-    count = n if n is not None and here[0][0].call == "observe" else step
-    live = admit_(count, batch.skipped, grads, present, o)
-    p = method.exponent(o)
-    t, seen = (count + live, n) if count is step else (step, count + live)
-    age = t if seen is None else torch.where(seen > 0, seen, t)
-    c = coefficients(t, live, o, method.moves, method.epsilon, averaged, p, age)
-    if n is not None and count is step:  # once a block is observed, its statistics ignore steps
-        unseen = (n == 0).unsqueeze(1)
-        c = c._replace(share2=c.share2 * unseen, share3=c.share3 * unseen)
-    each = zip(here, grads, c.split([len(G) for G in grads]), strict=True)
-    admitted = [(task, part, G, its_c) for (task, part), G, its_c in each]
-    for task, part, G, its_c in admitted:
-        if task.clock[part.start] % SETTLE_EVERY == 0:
-            settle_(part.state, its_c.live)
-        if task.graft is not None:
-            average_lent_(part.state, G, its_c, o)
-    calls: list[partial[Any]] = [partial(count.add_, live)]
-    calls += [partial(task.begun.__setitem__, part, c.live) for task, part, _, c in admitted]
-    at_once(map(call, calls))
-    return admitted
+def batches(tasks: Sequence[Task]) -> list[list[tuple[Task, Part]]]:
+    """Parts with gradients, some at a time: what is known per block is computed once for them.
 
-
-def gather(task: Task, part: Part) -> tuple[Tensor, Tensor | None]:
-    """The gradients of a part, and which of its blocks have one; None: all."""
-    o, run = task.options, slice(part.start, part.stop)
-    # G̃ of all parts waits at a check. With F = 1 that is every step, so its memory stays.
-    stays = task.waits and o.frequency == 1
-    G, present = task.bucket.route.gather(part, task.present[run], stays)
-    if task.verdicts is not None:
-        present = believe_(G, present, task.verdicts[run])
-    return G.neg_() if o.maximize else G, present
-
-
-def update_(work: Work, compared: list[Compared]) -> None:
-    """Update momentum, scale and parameters; `compared` collects what must wait for norms."""
-    task, part, G, c = work
-    method = task.bucket.method
-    p = method.exponent(task.options)
-    U = direction_(part.state, G, c, task.options, method.divide_, p)
-    if task.graft is not None:
-        U, norms = compare_(task, part, U, G, c)
-        if task.graft == "parameter":
-            compared.append(((task, part, U, c), norms))
-            return
-        rescale_(U, norms)
-    elif task.options.rms is not None and not task.bucket.elementwise:
-        fix_rms_(U, part.state.turned, task.options.rms, FADED * task.options.scale_free)
-    deliver_(task, part, U, c)
-
-
-def fix_rms_(U: Tensor, turned: Tensor, rms: float, faded: float) -> None:
-    """U ← U · rms / RMS(U) per block whose basis has `turned`; ‖U‖ counts as at least `faded`."""
-    U = U.view(len(U), -1)
-    # ‖U‖ counts as 0 while Q = I, and U then keeps its size.
-    norms = torch.linalg.vector_norm(U, dim=1, keepdim=True).mul_(turned.unsqueeze(1))
-    ratio = norms.clamp_min(faded).reciprocal_().mul_(rms * math.sqrt(U.shape[1]))
-    U.mul_(torch.where(norms > 0, ratio, 1.0))
-
-
-def deliver_(task: Task, part: Part, U: Tensor, c: Coefficients) -> None:
-    """W ← W − α (U + λW), here or on the ranks that hold W."""
-    bucket, o, here = task.bucket, task.options, task.present[part.start : part.stop]
-    if bucket.method.decay == "after" and o.weight_decay != 0:
-        U.mul_(1 - o.rate * o.weight_decay)
-    note = partial(task.begun.pop, part)
-    bucket.route.deliver_(part, U, Move(c.pace, c.moving, here, o.weight_decay, note))
-
-
-def uncount_(tasks: Sequence[Task]) -> None:
-    """After an error, take the call off the counts of all blocks that did not reach its end."""
+    Small operations take as long on one block as on a thousand. A batch stays in the cache.
+    """
+    joined: list[list[tuple[Task, Part]]] = []
+    size, key = 0, None
     for task in tasks:
-        for part, live in task.begun.items():
-            part.state.count(task.call).sub_(live.squeeze(1))
-        counts = task.bucket.state.count(task.call)
-        task.bucket.clocks[task.call] = [int(t) for t in counts.tolist()]
+        before, key = key, task.key
+        for part in task.parts:
+            if not joined or key != before or size + part.nbytes > task.bucket.room:
+                joined.append([])
+                size, before = 0, key
+            joined[-1].append((task, part))
+            size += part.nbytes
+    return joined
+
+
+def admit_(batch: Sequence[tuple[Task, Part]]) -> None:
+    """Gather the gradients of a batch, leave out what is not finite, and count the call."""
+    task = batch[0][0]
+    o, observing = task.options, task.call == "observe"
+    states, sizes = [part.state for _, part in batch], [part.stop - part.start for _, part in batch]
+    present = gather_(batch)
+    step = join([s.step for s in states])
+    live, skipped = mask_([part.G for _, part in batch], present, step, o)
+    t = step if observing else step + live
+    n = states[0].observations  # such a bucket is in a batch by itself
+    if n is None:
+        c = coefficients(t, live, o, task.row, states[0].exp_avg_sq is not None, t)
+    else:
+        n = join([s.observations for s in states if s.observations is not None])
+        n = n + live if observing else n
+        age = torch.where(n > 0, n, t)
+        c = coefficients(t, live, o, task.row, states[0].exp_avg_sq is not None, age)
+        if not observing:  # once a block is observed, its statistics ignore steps
+            unseen = (n == 0).unsqueeze(1)
+            c = c._replace(share2=c.share2 * unseen, share3=c.share3 * unseen)
+    for (task, part), its_c in zip(batch, c.split(sizes), strict=True):
+        part.c = its_c
+        if task.graft is not None:
+            update_graft_moment_(part.state, part.G, part.c, o)
+    counts = [s.observations if observing and s.observations is not None else s.step for s in states]
+    foreach_add_(counts, torch.split(live, sizes))
+    if skipped is not None:
+        foreach_add_([s.skipped for s in states], torch.split(skipped, sizes))
+
+
+def gather_(batch: Sequence[tuple[Task, Part]]) -> Tensor | None:
+    """Bring the gradients to their parts; which blocks have one [N], or None if all have."""
+    masks = []
+    for task, part in batch:
+        # G̃ of all parts waits at a check. With F = 1 that is every step, so its memory stays.
+        stays = task.options.frequency == 1 and task.waits(part)
+        part.G, mask = task.bucket.route.gather(part, stays)
+        masks.append(mask)
+        if task.options.maximize:
+            part.G.neg_()
+    if all(mask is None for mask in masks):
+        return None
+    ones = [torch.ones(len(part.G), dtype=torch.bool, device=part.G.device) for _, part in batch]
+    return join([one if mask is None else mask for mask, one in zip(masks, ones, strict=True)])
+
+
+def join(stacks: list[Tensor]) -> Tensor:
+    """Stacks of several parts as one."""
+    return stacks[0] if len(stacks) == 1 else torch.cat(stacks)
+
+
+def update_(task: Task, part: Part, compared: list[tuple[Task, Part]]) -> None:
+    """Momentum and scale see the gradient, and the parameters move, or wait in `compared`."""
+    s, G, o = part.state, part.G, task.options
+    part.G = direction_(s, G, part.c, o, task.row)
+    if task.graft is not None:
+        checks, modes = task.bucket.counters.checks, len(task.bucket.modes)
+        checked = [checks[position * modes] > 0 for position in range(part.start, part.stop)]
+        part.G, part.norms = compare_(s, G, part.G, part.c, o, checked)
+        if task.graft == "parameter":
+            compared.append((task, part))
+            return
+        rescale_(part.G, part.norms)
+    elif o.rms is not None and task.bucket.modes:
+        fix_size_(s, part.G, o.rms, o)
+    deliver_(task, part)
+
+
+def deliver_(task: Task, part: Part) -> None:
+    """W ← W − α (U + λW), here or on the ranks that hold W."""
+    o = task.options
+    if task.row.decay == "after" and o.weight_decay != 0:
+        part.G.mul_(1 - o.rate * o.weight_decay)
+    task.bucket.route.deliver_(part, o.weight_decay)
+    task.unfinished -= 1
+    part.forget_()
+
+
+# -------------------------------------------------------------------- grafting over parameters
+
+
+def sum_over_parameters_(tasks: "Sequence[Task]", compared: "Sequence[tuple[Task, Part]]") -> None:
+    """Replace the norms [2, N] of blocks by the norms of their whole parameters.
+
+    `tasks` are all tasks with grafting, the same on every rank, also on ranks with no norm to add.
+    """
+    places: dict[Any, list[Bucket]] = {}
+    for task in tasks:
+        bucket = task.bucket
+        places.setdefault((bucket.route.team, *bucket.memory), []).append(bucket)
+    for here in places.values():
+        params = dict.fromkeys(p for bucket in here for p in bucket.parameters)
+        numbers = {p: number for number, p in enumerate(params)}
+        totals = here[0].state.step.new_zeros(2, len(numbers))
+        parts = [part for task, part in compared if task.bucket in here]
+        columns = [
+            torch.tensor([numbers[p] for p in part.parameters], device=totals.device)
+            for part in parts
+        ]
+        for part, its_columns in zip(parts, columns, strict=True):
+            totals.index_add_(1, its_columns, part.norms)
+        here[0].route.add_up_(totals)
+        for part, its_columns in zip(parts, columns, strict=True):
+            part.norms = totals[:, its_columns]

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from eshampoo.engine import EigenbasisOptimizer
+from eshampoo.optimizer import EigenbasisOptimizer
 from eshampoo.report import FactorReport
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
-from eshampoo.engine import EigenbasisOptimizer
 from eshampoo.lab.catalogue import setting, workload
 from eshampoo.lab.data import Batch, Dataset, batch_indices, seeded
 from eshampoo.lab.errors import UserError
@@ -45,6 +44,7 @@ from eshampoo.lab.run.runlog import (
 )
 from eshampoo.lab.run.runs import Run
 from eshampoo.lab.workloads import Setting, Workload
+from eshampoo.optimizer import EigenbasisOptimizer
 
 BASIS_SAMPLES = 50  # how often in a run to log the criteria of all factors
 FINAL_SHARE = 0.05  # the final loss is the mean over this last share of the steps

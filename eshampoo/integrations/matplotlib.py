@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .report import BasisReport
+from ..report import BasisReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""Symmetric matrices of which one triangle is kept.
+"""What a lean state is made of: triangles of symmetric matrices, and numbers in fewer bits.
 
 Legend: A [N, d, d] is symmetric, P [N, d(d+1)/2] its triangle. With A cut into
 
@@ -7,6 +7,12 @@ Legend: A [N, d, d] is symmetric, P [N, d(d+1)/2] its triangle. With A cut into
 
 P holds T [m, n+1] and then A_21. The lower triangle of T is that of A_11, and the rest of T is the
 upper triangle of A_22: T_ij = (A_11)_ij for j ≤ i, (A_22)_{i,j−1} for j > i. So all are views of P.
+
+A momentum that is rounded to the nearest bfloat16 stalls where a step changes it by less than half
+of its last bit. Here, the nearer it is to its upper neighbour, the more often it is rounded up: the
+16 bits to be dropped are compared with a threshold that runs evenly through all values, over the
+entries of a block and over the steps. The threshold depends on the position and t alone, so ranks
+and resumed runs agree.
 """
 
 from math import isqrt, sqrt
@@ -18,12 +24,17 @@ from .linalg import (
     GRAM_COLUMNS,
     GRAM_ROWS,
     average_,
-    diagonal,
     make_room_,
     off_diagonal,
     off_norm,
     unfold,
 )
+
+# Steps of an additive recurrence modulo 2³², along a block and over time: together they fill the
+# unit square evenly (powers of the root of x³ = x + 1). As signed numbers, which wrap.
+ALONG, ONWARD = 0xC13FA9A9 - (1 << 32), 0x91E10DA5 - (1 << 32)
+
+# -------------------------------------------------------------------- triangles
 
 
 def triangle_size(d: int) -> int:
@@ -62,17 +73,17 @@ def unpack(A: Tensor) -> Tensor:
     return found
 
 
-def in_form(A: Tensor, like: Tensor) -> Tensor:
-    """Symmetric matrices in the form of `like`, whole or as triangles."""
+def like_storage(A: Tensor, like: Tensor) -> Tensor:
+    """Symmetric matrices stored like `like`, whole or as triangles."""
     return A if A.dim() == like.dim() else pack(A) if like.dim() == 2 else unpack(A)
 
 
 def diagonal_of(A: Tensor) -> Tensor:
     """The diagonals [N, d]; a view if the matrices are whole."""
     if A.dim() == 3:
-        return diagonal(A)
+        return A.diagonal(dim1=1, dim2=2)
     A_11, A_22, _ = _views(A)
-    return torch.cat([diagonal(A_11), diagonal(A_22)], 1)
+    return torch.cat([A_11.diagonal(dim1=1, dim2=2), A_22.diagonal(dim1=1, dim2=2)], 1)
 
 
 def off_norm_of(A: Tensor) -> Tensor:
@@ -125,3 +136,29 @@ def _views(P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     T, A_21 = _rectangles(P)
     m, width = T.shape[1:]
     return T[:, :, :m], T[:, : width - 1, 1:], A_21
+
+
+# -------------------------------------------------------------------- fewer bits
+
+
+def average_rounded_(M: Tensor, value: Tensor, share: Tensor, t: Tensor, start: int = 0) -> Tensor:
+    """M ← M + share · (value − M), rounded if M has fewer bits than `value`; returns it unrounded.
+
+    M [N, c] holds the entries from `start` on of N blocks. A share of 0 keeps every bit of M.
+    """
+    if M.dtype == value.dtype:
+        return M.lerp_(value, share)
+    average = M.to(value.dtype).lerp_(value, share)
+    if M.dtype == torch.bfloat16:
+        bits = thresholds(t, start, M.shape[1]).add_(average.view(torch.int32))
+        M.view(torch.int16).copy_(bits.bitwise_right_shift_(16))
+    else:
+        M.copy_(average)
+    return average
+
+
+def thresholds(t: Tensor, start: int, size: int) -> Tensor:
+    """Thresholds below 2¹⁶ [N, size] for the entries from `start` on of blocks at step t."""
+    k = torch.arange(start, start + size, dtype=torch.int32, device=t.device)
+    numbers = (t.to(torch.int32) * ONWARD).unsqueeze(1) + k.mul_(ALONG)
+    return numbers.bitwise_right_shift_(16).bitwise_and_(0xFFFF)

@@ -1,0 +1,398 @@
+"""The `torch.optim.Optimizer` shell: param groups, `step()`, and the state that goes in and out."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from operator import attrgetter, is_not
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from .methods import Method
+from .options import Keywords, Options, Statistics, offered
+from .report import BasisReport, reports
+from .sides import MAX_ASPECT
+from .state import checkpoint
+from .state.bucket import Bucket, entries
+from .state.dtensor import held_sizes, is_sharded
+from .state.layout import build
+from .step.precision import guarded
+from .step.step import TAKE, plan
+from .torch_names import not_compiled
+from .validate import (
+    Failure,
+    check_copyable,
+    check_materialised,
+    check_observable,
+    check_params,
+    check_shaping,
+    check_state_dict,
+    check_successors,
+    failed_bases,
+    raise_for_nonfinite,
+    refuse_gradient,
+    warn_if_without_basis,
+    warn_of_skipped,
+)
+
+if TYPE_CHECKING:
+    from .ranks.team import Team
+
+T = TypeVar("T")
+
+# What may change about a tensor that stays the same object, as in `model.to`.
+LOOK = attrgetter("shape", "dtype", "device")
+
+
+class EigenbasisOptimizer(Optimizer):
+    """One step of any method of the table, for all parameters at once.
+
+    Abstract: the classes for users, in `classes.py`, name their row and their keywords.
+    """
+
+    method: ClassVar[Method]
+    keywords: ClassVar[type[Keywords]]
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        self._reset()
+        self._laid_out = False  # until all groups have been added
+        self._own = offered(self.keywords)
+        Options.of(defaults, self._own)  # checked before the parameters, as in torch
+        given: list[Any] = [] if isinstance(params, Tensor) else list(params)  # torch refuses []
+        self._expected_groups = max(1, sum(isinstance(entry, dict) for entry in given))
+        super().__init__(given or params, {**defaults, "method": self.method.name})
+        self._laid_out = True
+        self._remember()
+
+    def _reset(self) -> None:
+        """Forget everything that is built from the parameters."""
+        self._buckets: list[Bucket] = []
+        self._shaping: list[dict[str, Any]] = []  # the options that shaped the state of each group
+        self._raw_options, self._options_cache = list[Any](), list[Options]()  # of all groups
+        self._teams: dict[Any, Team] = {}  # by process group or mesh
+        self._team_of: dict[Tensor, Team] = {}  # of parameters that other ranks have a part in
+        self._started = self._warned = (
+            False  # stepped, or loaded a state; told of skipped gradients
+        )
+        self._calls = {"step": self.method.start, "observe": 0}  # the same on all ranks
+        self._failures: list[Failure] = []  # bases that failed too often, until all ranks know
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, at any time; nothing changes if it is refused."""
+        if self._laid_out:
+            self._follow()
+        given, before = param_group["params"], len(self.param_groups)
+        if not isinstance(given, Tensor | set):  # torch refuses sets
+            given = list(given)
+            tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in given]
+            check_params([p for p in tensors if isinstance(p, Tensor)], {})
+        grafted = "rms" in self._own and param_group.get("graft") is not None
+        size = {"rms": None} if grafted else {}  # a graft sets the size of updates instead
+        super().add_param_group({**size, **param_group, "params": given})
+        try:
+            self._build(before)
+        except BaseException:
+            del self.param_groups[before:]
+            raise
+        if self._laid_out:
+            self._remember()
+
+    @torch.inference_mode(False)
+    def _build(self, index: int) -> None:
+        """Create the buckets and the state of one group, eagerly, so that checkpoints see it."""
+        group = self.param_groups[index]
+        names, o = self._names(), Options.of(group, self._own)
+        # Numbers of other libraries become Python numbers, which checkpoints can hold.
+        group.update({name: getattr(o, name) for name in self._own})
+        check_params(group["params"], names)
+        params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
+        teams: dict[Tensor, Team] = {}
+        if o.process_group is not None or any(map(is_sharded, params)):
+            from .ranks.team import teams_of  # slow to import, so only where needed
+
+            groups = max(self._expected_groups, index + 1)
+            about = {"the method": self.method.name, "the number of param groups": str(groups)}
+            teams = teams_of(params, o, index, about, self._parameters(), names, self._teams)
+        buckets = build(index, params, self.method, o, teams, names)
+        self._buckets += buckets
+        self._shaping.append(o.shaping)
+        self._team_of |= teams
+        self._show(group["params"], buckets)
+
+    def _show(self, params: Sequence[Tensor], buckets: Sequence[Bucket]) -> None:
+        """Put views of the buckets into `state`; a parameter without blocks gets an empty entry."""
+        for p in params:
+            self.state[p] = {}
+        for bucket in buckets:
+            for p, name, view in entries(bucket):
+                self.state[p][name] = view
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _names(self) -> dict[Tensor, str]:
+        """Names of the parameters, where the optimizer was given them."""
+        return {
+            p: name
+            for group in self.param_groups
+            for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
+        }
+
+    # ---------------------------------------------------------------- tensors and entries replaced
+
+    def _remember(self) -> None:
+        """Remember the tensors and the entries for which state was laid out."""
+        self._params = [list(group["params"]) for group in self.param_groups]
+        self._looks = list(map(LOOK, chain(*self._params)))
+        self._shown = {p: self.state[p] for p in chain(*self._params)}
+        self._views = list(chain.from_iterable(map(dict.values, self._shown.values())))
+
+    def _follow(self) -> None:
+        """Follow tensors that were replaced in the param groups, and entries written into `state`.
+
+        Frameworks replace tensors, move them and materialise them. Every step calls this, so loops
+        over parameters are left to functions written in C.
+        """
+        values = chain.from_iterable(map(dict.values, self._shown.values()))
+        if (
+            any(map(is_not, map(self.state.get, self._shown), self._shown.values()))
+            or sum(map(len, self._shown.values())) != len(self._views)
+            or any(map(is_not, values, self._views))
+        ):
+            checkpoint.take_over_(self._buckets, self.state, self._names())
+            self._show(list(self._shown), self._buckets)
+            self._remember()
+        groups = [group["params"] for group in self.param_groups]
+        params = list(chain(*groups))
+        if (
+            [len(group) for group in groups] != [len(group) for group in self._params]
+            or any(map(is_not, params, chain(*self._params)))
+            or list(map(LOOK, params)) != self._looks
+        ):
+            self._move_state()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _move_state(self) -> None:
+        """Move the state, by place, to the tensors that the groups hold now."""
+        for group in self.param_groups:
+            group["params"] = list(group["params"])
+        now, looks = [group["params"] for group in self.param_groups], iter(self._looks)
+        shapes = [[next(looks)[0] for _ in group] for group in self._params]
+        check_params(self._parameters(), {})
+        check_successors(shapes, now, self._names())
+        stored = checkpoint.collect([b for b in self._buckets if not b.state.step.is_meta])
+        pairs = zip(chain(*self._params), chain(*now), strict=True)
+        moved = {q: stored[p] for p, q in pairs if p in stored}
+        before = dict(vars(self))
+        try:
+            self._build_all()
+        except BaseException:
+            vars(self).update(before)
+            raise
+        self._started, self._calls = before["_started"], before["_calls"]
+        checkpoint.fill_(self._buckets, moved, adam=False)
+        self._remember()
+
+    def _build_all(self) -> None:
+        """Build the state of all groups, as it is before their first gradient."""
+        self._reset()
+        self.state = defaultdict(dict)
+        self._expected_groups = len(self.param_groups)
+        for index in range(len(self.param_groups)):
+            self._build(index)
+
+    # ---------------------------------------------------------------- the step
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], T]) -> T: ...
+    @not_compiled
+    @torch.inference_mode(False)  # the state must not become inference tensors
+    @torch.no_grad()
+    def step(self, closure: Callable[[], T] | None = None) -> T | None:
+        """Take one step; a closure, if given, is called first and evaluates the loss again."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._run("step")
+        return loss
+
+    @not_compiled
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def observe(self) -> None:
+        """Let the factors, and D of EShampoo, see the current gradients; no parameter moves.
+
+        For param groups with statistics="observe", whose `step()` leaves the factors alone.
+        """
+        self._run("observe")
+
+    def _run(self, call: Statistics) -> None:
+        """Take in the current gradients, in a step or as an observation."""
+        self._follow()
+        # Options and gradients are read, and refused if they are wrong, before anything changes.
+        options, count = self._options(), self._calls[call] + 1
+        if call == "observe":
+            check_observable(options)
+        shared = bool(self._teams)
+        checks = shared and any(o.statistics == call and o.checks_at(count) for o in options)
+        if checks or (shared and not self._started):
+            self._agree(f"{call}() number {count}")
+        self._check_gradients(options)
+        tasks = plan(call, self._buckets, options)
+        if not self._started:
+            warn_if_without_basis(self._buckets, options, self._names(), MAX_ASPECT)
+            self._started = True
+        devices = {bucket.memory[0].type for bucket in self._buckets}
+        with guarded(devices, any(o.precision == "highest" for o in options)):
+            failures, skipped = TAKE[call](tasks)
+        self._calls[call] += 1
+        if skipped and not self._warned:
+            self._warned = True
+            warn_of_skipped(skipped, self._names())
+        self._failures += failures
+        if self._failures or checks:
+            self._raise_failures(checks)
+
+    def _check_gradients(self, options: Sequence[Options]) -> None:
+        """Place the gradients of DTensors like their parameters; refuse gradients of no use."""
+        params = self._parameters()
+        for p, team in self._team_of.items():
+            team.lay_out_gradient(p)
+        if params and params[0].is_meta:
+            check_materialised(params, self._names())
+        grads = [(p, p.grad) for p in params if p.grad is not None]
+        for p, grad in grads:
+            if grad.is_sparse or grad.is_complex():
+                refuse_gradient(p, grad, self._names())
+        watched: dict[Team | None, list[Tensor]] = {}
+        for group, o in zip(self.param_groups, options, strict=True):
+            for p in group["params"] if o.nonfinite == "raise" else ():
+                its_team = self._team_of.get(p)
+                if p.numel() > 0 and (p.grad is not None or its_team):
+                    watched.setdefault(its_team, []).append(p)
+        bad = []
+        for its_team, some in watched.items():
+            sizes = held_sizes(some) if its_team is None else its_team.sizes(some)
+            bad += [p for p, size in zip(some, sizes.tolist(), strict=True) if not size < 1]
+        if bad:
+            raise_for_nonfinite(bad, self._names())
+
+    def _raise_failures(self, checks: bool) -> None:
+        """Raise an error for bases that failed too often; ranks tell each other at their checks."""
+        words = failed_bases(self._failures, self._names())
+        for team in self._teams.values() if checks else ():
+            words = team.any_words(words)
+        if words and (checks or not self._teams):
+            self._failures = []
+            raise RuntimeError(words)
+
+    def _agree(self, call: str) -> None:
+        """Refuse a call that other ranks do not make, or make with other options."""
+        for team in self._teams.values():
+            team.check_call(call, self._options())
+
+    def _options(self) -> list[Options]:
+        """What the param groups say; read again if anything was written into them."""
+        groups = [{**group, "params": None, "param_names": None} for group in self.param_groups]
+        raw = [x for group in groups for pair in group.items() for x in pair]
+        # Lists and tensors may have changed in place, except rates, which are read when used.
+        kinds = {type(x) for group in groups for key, x in group.items() if key != "lr"}
+        unknown = list in kinds or Tensor in kinds or len(raw) != len(self._raw_options)
+        if unknown or any(map(is_not, raw, self._raw_options)):
+            options = [Options.of(group, self._own) for group in groups]
+            for o, shaping in zip(options, self._shaping, strict=True):
+                check_shaping(o.shaping, shaping)
+            self._raw_options, self._options_cache = raw, options
+        return self._options_cache
+
+    @property
+    def basis_computations(self) -> int:
+        """How many bases have been computed so far, over all factors."""
+        self._follow()
+        return sum(sum(bucket.counters.computations) for bucket in self._buckets)
+
+    def basis_report(self) -> BasisReport:
+        """A list that prints as a table: checks, computations and criterion of every factor."""
+        self._follow()
+        return reports(self._buckets, self._parameters(), self._names())
+
+    # ---------------------------------------------------------------- state in and out
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as tensors and numbers, safe for `torch.load(weights_only=True)`.
+
+        If ranks share work, every rank must call this, and every rank gets the same entries.
+        """
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        self._follow()
+        self._agree(f"state_dict() after step {self._calls['step']}")
+        state_dict = checkpoint.pack(self.param_groups, checkpoint.collect(self._buckets))
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            state_dict = post_hook(self, state_dict) or state_dict
+        return state_dict
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a state of this method, or of `torch.optim.AdamW`.
+
+        A state that does not fit is refused before anything has changed.
+        """
+        self._follow()
+        self._agree("load_state_dict()")
+        with self._refused_together():
+            check_state_dict(state_dict)
+            state_dict = dict(state_dict)
+            for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+                state_dict = pre_hook(self, state_dict) or state_dict
+            groups = checkpoint.read_groups(state_dict, self.param_groups, self.method.name)
+            options = [Options.of(group, self._own) for group in groups]
+            for o, shaping in zip(options, self._shaping, strict=True):
+                check_shaping(o.shaping, shaping)
+            lenient = {
+                p
+                for group, o in zip(groups, options, strict=True)
+                for p in (group["params"] if o.nonfinite == "propagate" else ())
+            }
+            params, names = self._parameters(), self._names()
+            saved, adam = checkpoint.read_state(state_dict, params, self._buckets, lenient, names)
+            if adam:
+                warn_if_without_basis(self._buckets, options, names, MAX_ASPECT)
+        self.param_groups, self._started = groups, True
+        checkpoint.fill_(self._buckets, saved, adam)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def _refused_together(self) -> AbstractContextManager[None]:
+        """What one rank refuses, all ranks of its teams refuse, in the same words."""
+        if not self._teams:
+            return nullcontext()
+        from .ranks.team import refused_together
+
+        return refused_together(list(self._teams.values()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For deepcopy and pickle: each parameter has its own values, not views of stacks."""
+        check_copyable(self._teams)
+        self._follow()
+        own = {"defaults": self.defaults, "param_groups": self.param_groups}
+        state = {p: {n: v.clone() for n, v in entry.items()} for p, entry in self.state.items()}
+        return {**own, "state": state, "started": self._started}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        own = {name: state[name] for name in ("defaults", "param_groups")}
+        super().__setstate__({**own, "state": defaultdict(dict)})
+        self._own, self._laid_out = offered(self.keywords), True
+        self._build_all()
+        checkpoint.fill_(self._buckets, state["state"], adam=False)
+        self._started = state["started"]
+        self._remember()

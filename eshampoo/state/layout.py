@@ -1,0 +1,157 @@
+"""From parameters to blocks, and from blocks to buckets."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..math.solvers import eigh_cost
+from ..methods import Method
+from ..options import Options
+from ..sides import Modes, no_side
+from ..validate import check_block
+from .blocks import Block
+from .bucket import Bucket
+from .dtensor import Box, extent, is_sharded, local, whole_box
+from .route import Local, Route
+
+if TYPE_CHECKING:
+    from ..ranks.team import Team
+
+# Largest block for correction="optimal", which keeps a matrix of that size squared.
+OPTIMAL_LIMIT = 4096
+
+# What the blocks of a bucket share: the row, their shape, the modes with a basis, dtype, device,
+# and the team, whose ranks share the work on them, or hold the shards of element-wise state.
+Key = tuple[Method, tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, "Team | None"]
+
+
+def build(
+    group: int,
+    params: Sequence[Tensor],
+    method: Method,
+    o: Options,
+    teams: "Mapping[Tensor, Team]",
+    names: Mapping[Tensor, str],
+) -> list[Bucket]:
+    """Cut parameters into blocks, and stack blocks of one row, shape, dtype, device and team."""
+    members: dict[Key, list[Block]] = defaultdict(list)
+    without_basis = method.without_basis()
+    for p in params:
+        joined, modes = method.sides(p.shape, o)
+        team = teams.get(p)
+        dtype = torch.promote_types(p.dtype, torch.float32)
+        if joined:
+            blocks, row = cut(p, (joined, modes), o, names), method
+        else:
+            team = team if is_sharded(p) else None
+            blocks, row = [uncut(p, team)], without_basis
+        for block in blocks:
+            members[row, block.shape, modes, dtype, p.device, team].append(block)
+    members = spread_checks(members)
+    owners = owners_of(members)
+    buckets = []
+    for key, blocks in members.items():
+        row, shape, modes, dtype, device, team = key
+        like = torch.empty(0, dtype=dtype, device=device)
+        route: Route
+        if team is None or row is without_basis:
+            route = Local(blocks, team)
+        else:
+            from ..ranks.exchange import Exchange  # a team exists, so this is imported already
+
+            route = Exchange(team, blocks, owners[key], like)
+        buckets.append(Bucket(group, row, o, shape, modes, route, like))
+    number_(buckets)
+    return buckets
+
+
+def number_(buckets: Sequence[Bucket]) -> None:
+    """Number the buckets of each parameter that has blocks in several."""
+    seen: dict[Tensor, int] = defaultdict(int)
+    for bucket in buckets:
+        bucket.suffixes = {p: f".{seen[p]}" for p in bucket.parameters if seen[p]}
+        for p in bucket.parameters:
+            seen[p] += 1
+
+
+# -------------------------------------------------------------------- blocks
+
+
+def uncut(p: Tensor, team: "Team | None") -> Block:
+    """What this rank holds of an element-wise parameter, perhaps nothing, as a padded vector.
+
+    The row is as long as the largest shard, so that all ranks have the same buckets.
+    """
+    held = local(p)
+    boxes = [whole_box(held.shape)] if team is None else team.boxes(p)
+    largest = max(prod(extent(box)) for box in boxes)
+    return Block(p, 0, 1, whole_box(held.shape), (padded(largest),))
+
+
+def cut(p: Tensor, sides: Modes, o: Options, names: Mapping[Tensor, str]) -> list[Block]:
+    """The blocks of a parameter with a basis."""
+    joined, modes = sides
+    pieces = [[span] for span in whole_box(p.shape)]
+    for i in modes:  # sides without a basis stay whole
+        first, *rest = joined[i]
+        pieces[first] = split(p.shape[first], o.max_dim // prod(p.shape[dim] for dim in rest))
+    boxes: list[Box] = list(product(*pieces))
+    shapes = [tuple(prod(extent(box)[dim] for dim in dims) for dims in joined) for box in boxes]
+    for shape in shapes:
+        check_block(p, shape, o, names, OPTIMAL_LIMIT)
+    numbered = enumerate(zip(boxes, shapes, strict=True))
+    return [Block(p, number, len(boxes), box, shape) for number, (box, shape) in numbered]
+
+
+def padded(numel: int) -> int:
+    """The row length of a vector's stack: short vectors of similar length share a stack.
+
+    >>> [padded(numel) for numel in (10, 192, 256, 384, 5000)]
+    [256, 256, 256, 512, 5000]
+    """
+    return numel if numel > 4096 else max(256, 1 << (numel - 1).bit_length())
+
+
+def split(size: int, max_dim: int) -> list[slice]:
+    """Cut a dimension at multiples of max_dim, the last piece ragged.
+
+    >>> split(40, 16)
+    [slice(0, 16, None), slice(16, 32, None), slice(32, 40, None)]
+    """
+    return [slice(start, min(start + max_dim, size)) for start in range(0, size, max_dim)]
+
+
+# -------------------------------------------------------------------- when, and by whom
+
+
+def spread_checks(members: Mapping[Key, list[Block]]) -> dict[Key, list[Block]]:
+    """Give every block its offset: the share of all bases' costs that comes before its own.
+
+    It follows from the parameters alone, so all ranks and resumed runs agree. Factors of one size
+    are neighbours, because they are solved together.
+    """
+    costs = {key: sum(eigh_cost(key[1][mode]) for mode in key[2]) for key in members}
+    total = sum(costs[key] * len(blocks) for key, blocks in members.items())
+    before, spread = 0.0, {}
+    for key, blocks in members.items():
+        offsets = [(before + n * costs[key]) / max(total, 1.0) for n in range(len(blocks))]
+        pairs = zip(blocks, offsets, strict=True)
+        spread[key] = [block._replace(check_offset=offset) for block, offset in pairs]
+        before += costs[key] * len(blocks)
+    return spread
+
+
+def owners_of(members: Mapping[Key, list[Block]]) -> dict[Key, list[int]]:
+    """The ranks that own the blocks of each bucket, balanced over all buckets of a team."""
+    owners: dict[Any, list[int]] = defaultdict(list)
+    shared = {key: blocks for key, blocks in members.items() if key[0].sides is not no_side}
+    for team in dict.fromkeys(key[-1] for key in shared if key[-1] is not None):
+        keys = [key for key, blocks in shared.items() if key[-1] is team for _ in blocks]
+        for key, rank in zip(keys, team.assign([key[1:3] for key in keys]), strict=True):
+            owners[key].append(rank)
+    return owners

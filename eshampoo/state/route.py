@@ -1,0 +1,184 @@
+"""Parts of a bucket, how gradients reach them, and how updates reach the parameters."""
+
+from collections.abc import Sequence
+from itertools import compress
+from math import prod
+from typing import TYPE_CHECKING, Protocol, final
+
+import torch
+from torch import Tensor
+
+from ..math.linalg import BITS
+from ..torch_names import foreach_add_, foreach_copy_
+from .blocks import Block, by_parameter
+from .dtensor import extent, gathered, is_sharded
+from .state import State
+
+if TYPE_CHECKING:
+    from ..ranks.team import Team
+    from ..step.phases import Coefficients
+
+
+class Part:
+    """Blocks of a bucket that are worked on together: views of their state, and working memory."""
+
+    # What a step knows about the part.
+    G: Tensor  # [N, d_1, …, d_k]: the gradients, then G̃, then the update U
+    c: "Coefficients"
+    norms: Tensor  # [2, N]: squared norms of the grafting method's update and of U
+    here: list[bool]  # which blocks may have a gradient
+
+    def __init__(self, state: State, blocks: Sequence[Block], start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+        self.state = state.narrow(start, stop)
+        self.blocks = blocks[start:stop]
+        self.parameters = [block.parameter for block in self.blocks]
+        self.shapes = [extent(block.box) for block in self.blocks]
+        # Whether every block is a whole parameter, as nearly all are: then nothing is cut.
+        self.uncut = all(block.total == 1 for block in self.blocks)
+        self.uncut = self.uncut and not any(map(is_sharded, self.parameters))
+        sizes, room = [prod(shape) for shape in self.shapes], prod(state.exp_avg.shape[1:])
+        # Vectors that are shorter than the rows of their stack are padded with zeros.
+        self.padded = any(size < room for size in sizes)
+        self.lengths = [length for size in sizes for length in (size, room - size)]
+        # Whether the blocks have the shape of their rows, as nearly all have.
+        block = state.exp_avg.shape[1:]
+        self.alike = self.shapes == [(size,) if self.padded else block for size in sizes]
+        self.nbytes = (stop - start) * room * state.step.element_size()
+        self._buffer: Tensor | None = None
+
+    def buffer(self, stays: bool) -> Tensor:
+        """Memory for the gradients; allocating it at every step costs a CPU 3 % of the step."""
+        s, memory = self.state, self._buffer
+        memory = torch.empty_like(s.exp_avg, dtype=s.step.dtype) if memory is None else memory
+        self._buffer = memory if stays else None
+        return memory
+
+    def rows(self, X: Tensor) -> list[Tensor]:
+        """The entries of each block in a stack, in the shape that they have in the parameter."""
+        # One operation for all: vector, padding, vector, padding, …
+        rows = torch.split(X.view(-1), self.lengths)[::2] if self.padded else X.unbind(0)
+        if self.alike:
+            return list(rows)
+        return [row.view(shape) for row, shape in zip(rows, self.shapes, strict=True)]
+
+    def cut(self, tensors: list[Tensor], here: list[bool]) -> list[Tensor]:
+        """The blocks `here`, cut from tensors that are laid out like their parameters."""
+        pairs = zip(compress(self.blocks, here), tensors, strict=True)
+        return tensors if self.uncut else [block.of(tensor) for block, tensor in pairs]
+
+    def forget_(self) -> None:
+        """Free the working memory at the end of a step."""
+        del self.G, self.c
+
+
+class Route(Protocol):
+    """The way of the blocks of one bucket: in this process, or over ranks."""
+
+    # All blocks of the bucket, whichever rank works on them.
+    @property
+    def blocks(self) -> list[Block]: ...
+    # Which of the blocks are worked on here.
+    @property
+    def mine(self) -> Sequence[int]: ...
+    # The ranks that share the work; None: this process alone.
+    @property
+    def team(self) -> "Team | None": ...
+    # Which of the blocks here may have a gradient.
+    def present(self) -> list[bool]: ...
+    # Gradients leave; with `vote`, shards find out whether all of them have a finite gradient.
+    def send_gradients(self, vote: bool) -> None: ...
+    # The gradients of a part, and which of its blocks have one; None: all.
+    def gather(self, part: Part, stays: bool) -> tuple[Tensor, Tensor | None]: ...
+    # Take the updates of a part: W ← W − α (U + λW), with λ = `decay`.
+    def deliver_(self, part: Part, decay: float) -> None: ...
+    # Updates leave, unless they have left before.
+    def send_updates(self) -> None: ...
+    # Updates arrive at the parameters, which shrink by `decay`.
+    def apply_updates_(self, decay: float | Tensor) -> None: ...
+    # No update leaves: the gradients were only observed.
+    def discard_gradients(self) -> None: ...
+    # Sum over the ranks that share the work.
+    def add_up_(self, totals: Tensor) -> None: ...
+    # What a checkpoint holds of a stack, per parameter; small state goes to every rank.
+    def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]: ...
+    # The rows of a stored value that this rank needs.
+    def held(self, value: Tensor, p: Tensor) -> Tensor: ...
+
+
+@final
+class Local:
+    """The route in one process: gradients and parameters are at hand.
+
+    Element-wise state of a sharded parameter stays with its shards, and so is local too; but either
+    all shards of a parameter take a step or none, so the ranks that hold them vote.
+    """
+
+    def __init__(self, blocks: list[Block], voters: "Team | None" = None) -> None:
+        self.blocks, self.mine = blocks, range(len(blocks))
+        self.team, self.voters = None, voters
+        self.parameters = [block.parameter for block in blocks]
+        self.votes: tuple[Tensor, Tensor] | None = None  # [N]: missing, not finite, on any rank
+
+    def present(self) -> list[bool]:
+        """Which of the blocks have a gradient; of shards, only the vote tells."""
+        return [self.voters is not None or p.grad is not None for p in self.parameters]
+
+    def send_gradients(self, vote: bool) -> None:
+        """Gradients stay, and shards vote."""
+        self.votes = self.voters.vote(self.parameters) if vote and self.voters else None
+
+    def gather(self, part: Part, stays: bool) -> tuple[Tensor, Tensor | None]:
+        """Write the gradients of the blocks that have one into a stack; zero elsewhere."""
+        here = [p.grad is not None for p in part.parameters]
+        G, every = part.buffer(stays), all(here)
+        if part.padded or not every:
+            G.zero_()
+        grads = [g for p in part.parameters if (g := p.grad) is not None]
+        foreach_copy_(list(compress(part.rows(G), here)), part.cut(grads, here))
+        part.here = here
+        if self.votes is not None:
+            missing, infinite = (votes[part.start : part.stop] for votes in self.votes)
+            return G.masked_fill_(infinite.view(-1, *[1] * (G.dim() - 1)), torch.nan), ~missing
+        # If all blocks have a gradient, nothing is copied to the device.
+        return G, None if every else torch.tensor(here, device=G.device)
+
+    def deliver_(self, part: Part, decay: float) -> None:
+        """Move the parameters at once."""
+        U, here = part.G, part.here
+        updates = list(compress(part.rows(U), here))
+        weights = part.cut(list(compress(part.parameters, here)), here)
+        if decay != 0:
+            foreach_add_(updates, weights, alpha=decay)
+        scale_(U, part.c.minus_lr, part.c.moves)
+        foreach_add_(weights, updates)
+
+    def send_updates(self) -> None:
+        """Updates are where they belong."""
+
+    def apply_updates_(self, decay: float | Tensor) -> None:
+        """Updates have arrived."""
+
+    def discard_gradients(self) -> None:
+        """Nothing was under way."""
+
+    def add_up_(self, totals: Tensor) -> None:
+        """Nobody else has anything to add."""
+
+    def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]:
+        """Copies for each parameter, without the rest of the stack."""
+        return {p: stack[n[0] : n[-1] + 1].clone() for p, n in by_parameter(self.blocks).items()}
+
+    def held(self, value: Tensor, p: Tensor) -> Tensor:
+        """All of a value."""
+        return gathered(value)
+
+
+def scale_(U: Tensor, minus_lr: Tensor, moves: Tensor) -> None:
+    """U ← −α U; for blocks that stand still −0.0, which changes no bit of what it is added to.
+
+    Their `minus_lr` [N, 1] is −0.0.
+    """
+    bits, U = BITS[U.dtype], U.view(len(U), -1)
+    U.view(bits).mul_(moves.to(bits))
+    U.mul_(minus_lr)

@@ -1,0 +1,577 @@
+"""Every refusal: what values, parameters, gradients and states must be, in code and in words.
+
+An error states the value, the rule and the fix, and is raised before anything has changed.
+"""
+
+import difflib
+import math
+import re
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
+
+import torch
+from torch import Size, Tensor
+from torch.nn import Parameter
+
+if TYPE_CHECKING:
+    from .options import Options
+    from .state.bucket import Bucket
+
+# Parameter, mode, and how often in a row no basis could be computed for this factor.
+Failure = tuple[Tensor, int, int]
+
+
+def called(p: Tensor, names: Mapping[Tensor, str]) -> str:
+    """What a message calls a parameter."""
+    shape = f"shape {tuple(p.shape)}"
+    return f"parameter {names[p]!r} ({shape})" if p in names else f"a parameter of {shape}"
+
+
+# -------------------------------------------------------------------- values of keywords
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - whatever a group holds
+    """Turn numbers of other libraries, and pairs of them, into Python's; keep all other values."""
+    if isinstance(value, tuple | list):
+        return tuple(map(plain, value))
+    if isinstance(value, Tensor) or type(value).__module__ == "numpy":
+        return plain(value.tolist())
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return int(value) if isinstance(value, Integral) else float(value)
+    return value
+
+
+def plain_unless_tensor(value: Any) -> Any:  # noqa: ANN401
+    """Like `plain`, but keep tensors: the host does not read a learning rate from its device."""
+    return value if isinstance(value, Tensor) else plain(value)
+
+
+def whole_number(value: Any) -> Any:  # noqa: ANN401
+    """Like `plain`, and turn a float without a fraction into a whole number: 10.0 becomes 10."""
+    value = plain(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class Rule(NamedTuple):
+    """What a value must be, as a test and in words, and how it is read."""
+
+    holds: Callable[[Any], bool]
+    words: str
+    read: Callable[[Any], Any] = plain
+
+    def check(self, name: str, value: object) -> None:
+        """Refuse a value with the usual error."""
+        if not self.holds(value):
+            raise ValueError(
+                f"{name}={value!r} is not valid: {self.words}{_if_quoted(value)}. Pass such a "
+                f"value to the constructor or write it into the param group"
+            )
+
+
+def _if_quoted(value: object) -> str:
+    """What to say about a number in quotes."""
+    if not isinstance(value, str) or not re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value, re.I):
+        return ""
+    return f", and this is a string, not a number (as YAML reads 1e-3): write float({value!r})"
+
+
+def number(value: object) -> float:
+    """The value, or NaN, which no rule admits, if it is not a number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else math.nan  # type: ignore[arg-type]
+
+
+def only_false(why: str) -> Rule:
+    """For a switch of torch's own optimizers that cannot be on here."""
+    return Rule(lambda v: v is None or v is False, f"it must be None or False, because {why}")
+
+
+def or_none(rule: Rule) -> Rule:
+    """None, or what the rule says."""
+    return Rule(
+        lambda v: v is None or rule.holds(v), rule.words.replace("it must", "it must be None or")
+    )
+
+
+def one_of(words: object, *more: object) -> Rule:
+    """One of the words of a Literal, or one of `more`."""
+    allowed = (*more, *get_args(words))
+    return Rule(lambda v: v in allowed, f"it must be one of {', '.join(map(repr, allowed))}")
+
+
+def _is_lr(value: object) -> bool:
+    if isinstance(value, Tensor):  # its value is not read from other devices
+        on_host = type(value) in (Tensor, Parameter) and value.is_cpu
+        return value.numel() == 1 and (not on_host or 0 <= value.item() < math.inf)
+    return 0 <= number(value) < math.inf
+
+
+ANYTHING = Rule(lambda _: True, "")
+AT_LEAST_0 = Rule(lambda v: 0 <= number(v) < math.inf, "it must be at least 0, and finite")
+BELOW_1 = Rule(lambda v: 0 <= number(v) < 1, "it must lie in [0, 1)")
+SHARE = Rule(lambda v: 0 <= number(v) <= 1, "it must lie in [0, 1]")
+POSITIVE = Rule(lambda v: 0 < number(v) < math.inf, "it must be more than 0, and finite")
+LR = Rule(_is_lr, "it must be at least 0, and a Tensor lr must be 1-element", plain_unless_tensor)
+PAIR = Rule(lambda v: isinstance(v, tuple | list) and len(v) == 2, "it must be a pair (β1, β2)")
+TAU = Rule(
+    lambda v: callable(v) or number(v) >= 0,
+    "it must be a number of at least 0 (0 recomputes at every check, 1 never) or a function of t",
+)
+COUNT = Rule(
+    lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1,
+    "it must be a whole number of at least 1",
+    whole_number,
+)
+FREQUENCY = Rule(
+    lambda v: v == "auto" or COUNT.holds(v),
+    "it must be 'auto' or a whole number of at least 1",
+    whole_number,
+)
+ABOVE_0 = Rule(lambda v: 0 < number(v) <= 1, "it must lie in (0, 1]")
+SWITCH = Rule(lambda v: isinstance(v, bool), "it must be True or False")
+
+# Values that contradict each other: a test, their names, and what the error says about them.
+CONTRADICTIONS: tuple[tuple[Callable[[Any], bool], tuple[str, str], str], ...] = (
+    (
+        lambda o: o.rms is not None and o.graft is not None,
+        ("rms", "graft"),
+        "both set the size of an update; leave one of them at None",
+    ),
+    (
+        lambda o: o.sides != "both" and o.vectors == "full",
+        ("sides", "vectors"),
+        "contradict each other, as a vector has one side; set sides='both' or vectors='adam'",
+    ),
+    (
+        lambda o: o.moment != "entry" and o.correction == "optimal",
+        ("moment", "correction"),
+        "contradict each other, as this correction needs every entry of D; set moment='entry' or "
+        "correction='naive'",
+    ),
+)
+
+# Switches of torch's own optimizers, which programs pass to every optimizer.
+SWITCHES: Mapping[str, Rule] = {
+    "foreach": ANYTHING,
+    "fused": ANYTHING,
+    "capturable": only_false("a check reads from the device, which a CUDA graph cannot capture"),
+    "differentiable": only_false("a step writes in place and cannot be differentiated"),
+    "amsgrad": only_false("a maximum of second moments has no meaning in a basis that changes"),
+}
+
+
+def check_contradictions(options: "Options") -> None:
+    """Refuse values that contradict each other."""
+    for contradicts, names, why in CONTRADICTIONS:
+        if contradicts(options):
+            both = " and ".join(f"{name}={getattr(options, name)!r}" for name in names)
+            raise ValueError(f"{both} {why}")
+
+
+def check_switches(values: Mapping[str, Any]) -> None:
+    """Refuse a switch of torch's optimizers that cannot be on here."""
+    for name in values.keys() & SWITCHES.keys():
+        SWITCHES[name].check(name, values[name])
+
+
+def misspelt(key: str, own: Collection[str], of_others: Collection[str]) -> str | None:
+    """What the user may have meant by an unknown key; None for keys of other tools."""
+    if key in of_others:
+        return f"{key!r} belongs to other optimizers of this library."
+    close = difflib.get_close_matches(key, own, 1, cutoff=0.7)
+    close += [name for name in own if len(key) > 2 and name.startswith(key)]
+    return f"did you mean {close[0]!r}?" if close else None
+
+
+def check_shaping(now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Refuse a change of options that would need a state with other shapes."""
+    for key, value in now.items():
+        if value != before[key]:
+            raise ValueError(
+                f"{key} is {value!r} now but was {before[key]!r} when the state was laid out; "
+                "the shapes of the state depend on it: set it back, or build a new optimizer"
+            )
+
+
+# -------------------------------------------------------------------- parameters
+
+
+def check_params(params: Iterable[Tensor], names: Mapping[Tensor, str]) -> None:
+    """Refuse tensors that cannot be trained."""
+    fake = sys.modules.get("torch._subclasses.fake_tensor")  # no FakeTensor exists without it
+    for p in params:
+        if not isinstance(p, Tensor):
+            raise TypeError(
+                f"a param group has a {type(p).__name__} among its 'params'; all must be "
+                "tensors: write names into 'param_names', in the same order"
+            )
+        if not (p.is_leaf or p.retains_grad):
+            raise ValueError(
+                f"a tensor of shape {tuple(p.shape)} is the result of {p.grad_fn}; parameters must "
+                "be leaf tensors: pass the tensors that it was computed from, or detach() it"
+            )
+        if not p.is_floating_point():
+            raise TypeError(
+                f"{called(p, names)} has dtype {p.dtype}; parameters must be real "
+                "floating-point tensors: leave it out or view it as real"
+            )
+        if p.is_inference():
+            raise RuntimeError(
+                f"{called(p, names)} was made in inference_mode, where nothing can be trained; "
+                "make the model outside of it"
+            )
+        if fake is not None and isinstance(p, fake.FakeTensor):
+            raise NotImplementedError(
+                f"{called(p, names)} is a FakeTensor; bases are computed from values, which it "
+                "does not have. To find out how much memory the state takes, build model and "
+                "optimizer on the meta device and add up the sizes in state_dict()"
+            )
+
+
+def check_successors(
+    before: Sequence[Sequence[Size]], now: Sequence[Sequence[Tensor]], names: Mapping[Tensor, str]
+) -> None:
+    """Refuse tensors in the param groups that cannot take over the state of those before them."""
+    sizes, known = [len(group) for group in now], [len(group) for group in before]
+    if sizes != known:
+        raise ValueError(
+            f"the param groups have {sizes} parameters now and had {known} when the state was laid "
+            "out; tensors can be replaced one for one by tensors of the same shape: put the others "
+            "back, use add_param_group(), or build a new optimizer"
+        )
+    for shapes, tensors in zip(before, now, strict=True):
+        for number, (shape, q) in enumerate(zip(shapes, tensors, strict=True)):
+            if q.shape != shape:
+                raise ValueError(
+                    f"{called(q, names)} has taken the place of a tensor of shape {tuple(shape)}, "
+                    f"number {number} of its param group; only a tensor of the same shape can take "
+                    "over the state: put back the old tensor, or build a new optimizer"
+                )
+    seen: set[Tensor] = set()
+    for own in map(set, now):
+        for p in own & seen:
+            raise ValueError(f"{called(p, {})} is in more than one param group; leave it in one")
+        seen |= own
+
+
+def check_materialised(params: Iterable[Tensor], names: Mapping[Tensor, str]) -> None:
+    """Refuse a step of parameters that were left on the meta device."""
+    left = [p for p in params if p.is_meta and p.grad is None and p.requires_grad]
+    if left:
+        raise RuntimeError(
+            f"{', '.join(called(p, names) for p in left)} of the optimizer is on the meta "
+            "device and has no gradient, so the model has been given another tensor: write the "
+            "model's tensors into param_groups[i]['params'], or build the optimizer after "
+            "materialising the model"
+        )
+
+
+def check_copyable(teams: Collection[object]) -> None:
+    """Refuse to copy an optimizer that shares work with other ranks."""
+    if teams:
+        raise TypeError(
+            "an optimizer that shares its work over ranks cannot be copied or pickled; build "
+            "another one and give it this one's state_dict()"
+        )
+
+
+def check_block(
+    p: Tensor, shape: tuple[int, ...], o: "Options", names: Mapping[Tensor, str], limit: int
+) -> None:
+    """Refuse a block that an option has no meaning, or no memory, for."""
+    if o.moment == "row" and len(shape) == 1:
+        raise ValueError(
+            f"moment='row' keeps one number per row, and {called(p, names)} has a block of one "
+            f"mode, {shape}, without rows. Set merge_dims=False and vectors='adam', or "
+            "moment='block'"
+        )
+    if o.correction == "optimal" and len(shape) > 1 and math.prod(shape) > limit:
+        raise ValueError(
+            f"correction='optimal' keeps a full matrix per block and takes blocks of at "
+            f"most {limit} elements; {called(p, names)} has one of shape "
+            f"{shape}. Lower max_dim, or use 'basis_aware'"
+        )
+
+
+def check_one_mode(shape: Sequence[int], max_dim: int) -> None:
+    """Refuse a parameter that is too long for full-matrix Adam."""
+    numel = math.prod(shape)
+    if numel > max_dim:
+        raise ValueError(
+            f"a parameter of shape {tuple(shape)} has {numel} elements; FullMatrixAdam keeps a "
+            f"matrix of that size squared and takes at most max_dim={max_dim}. Raise max_dim, "
+            f"give the parameter matrices='adam', or use EShampoo"
+        )
+
+
+def warn_if_without_basis(
+    buckets: Sequence["Bucket"],
+    options: Sequence["Options"],
+    names: Mapping[Tensor, str],
+    aspect: int,
+) -> None:
+    """Tell the user that no parameter has a basis, because of options or a flattened model.
+
+    The test is about parameters, so ranks that own no blocks come to the same result.
+    """
+    params = [p for bucket in buckets for p in bucket.parameters]
+    if not params or not all(bucket.elementwise for bucket in buckets):
+        return
+    of_groups = {p: options[bucket.group] for bucket in buckets for p in bucket.parameters}
+    matrices = [p for p in params if sum(size != 1 for size in p.shape) > 1]
+    longest = max(matrices or params, key=Tensor.numel)
+    if not matrices:
+        why = (
+            "all are vectors. If a framework has flattened the model (DeepSpeed ZeRO, FSDP1), its "
+            "matrices have lost rows and columns: shard with FSDP2, or use DDP with process_group="
+        )
+    elif of_groups[longest].matrices == "adam":
+        why = "the matrices have matrices='adam'. Set that only in the param groups that need it"
+    else:
+        why = (
+            "its sides are too long for a basis: longer than max_dim with oversize='identity', or "
+            f"{aspect} times as long as the other side. Try sides='both', or a larger max_dim"
+        )
+    warnings.warn(
+        f"nothing here has a basis, so this is AdamW: of {len(params)} parameters the largest is "
+        f"{called(longest, names)}, and {why}",
+        stacklevel=2,
+    )
+
+
+# -------------------------------------------------------------------- calls and gradients
+
+
+def check_observable(options: Sequence["Options"]) -> None:
+    """Refuse an observation that no param group has a use for."""
+    if all(o.statistics == "step" for o in options):
+        raise RuntimeError(
+            "observe() was called, but all param groups have statistics='step': their factors see "
+            "the gradients of step(). Pass statistics='observe' to the constructor"
+        )
+
+
+def refuse_gradient(p: Tensor, grad: Tensor, names: Mapping[Tensor, str]) -> NoReturn:
+    """Refuse a gradient of a kind that cannot be used."""
+    raise RuntimeError(
+        f"the gradient of {called(p, names)} is {'sparse' if grad.is_sparse else 'complex'}; "
+        "gradients must be dense and real: use sparse=False in the embedding, or another optimizer "
+        "for this parameter"
+    )
+
+
+def raise_for_nonfinite(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> NoReturn:
+    """Raise an error for gradients that are not finite, with nonfinite="raise"."""
+    listed = ", ".join(called(p, names) for p in params)
+    raise FloatingPointError(
+        f"the gradient of {listed} has NaN or Inf, or its squares overflow; nothing was "
+        "changed. Find the cause, or set nonfinite='skip' to leave such blocks out of the step"
+    )
+
+
+def warn_of_skipped(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
+    """Tell the user about gradients that were left out."""
+    bad = ", ".join(called(p, names) for p in params)
+    warnings.warn(
+        f"the gradient of {bad} had NaN or Inf; such blocks stand still for the step. "
+        "basis_report() keeps counting them, without another warning",
+        stacklevel=5,
+    )
+
+
+def failed_bases(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> str:
+    """What to say about bases that failed too often in a row, or ""."""
+    if not failures:
+        return ""
+    listed = ", ".join(
+        f"factor {mode} of {called(p, names)} ({in_a_row} times in a row)"
+        for p, mode, in_a_row in failures
+    )
+    return (
+        f"no basis could be computed for {listed}, not even in float64 and with damping; the old "
+        "basis was kept. Look at the gradients"
+    )
+
+
+# -------------------------------------------------------------------- states
+
+ADAM_ENTRIES = {"step", "exp_avg", "exp_avg_sq"}
+
+# Entries that are whole numbers.
+COUNTERS = ("basis_checks", "basis_computations", "basis_failures", "basis_waited")
+# Entries that cannot be negative. Before its first gradient, SOAP is at step −1.
+NOT_NEGATIVE = (
+    *COUNTERS, "basis_work", "basis_spent", "criterion", "exp_avg_sq", "graft_avg_sq", "skipped",
+    "observations",
+)  # fmt: skip
+
+
+def check_state_dict(state_dict: object) -> None:
+    """Refuse what does not have the form of an optimizer's state."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            f"a state is a dictionary, but this is a {type(state_dict).__name__}; pass what "
+            "optimizer.state_dict() returned, on every rank"
+        )
+    state, groups = state_dict.get("state"), state_dict.get("param_groups")
+    if not (
+        isinstance(state, Mapping)
+        and isinstance(groups, list | tuple)
+        and all(isinstance(g, Mapping) and isinstance(g.get("params"), list) for g in groups)
+        and all(isinstance(state.get(i, {}), Mapping) for g in groups for i in g["params"])
+    ):
+        raise ValueError(
+            f"this is not the state of an optimizer: it has {sorted(map(str, state_dict))[:5]}, "
+            "and a state has 'state' and 'param_groups'. Pass what optimizer.state_dict() returned"
+        )
+
+
+def check_groups(
+    saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]], method: str
+) -> None:
+    """Refuse a state of another method, or of other param groups."""
+    sizes, ours = [len(g["params"]) for g in saved], [len(g["params"]) for g in groups]
+    if sizes != ours:
+        raise ValueError(
+            f"the state has param groups of {sizes} parameters, this optimizer of {ours}; they "
+            "must agree: build the optimizer as it was when the state was saved"
+        )
+    methods = {str(group["method"]) for group in saved if "method" in group}
+    if methods - {method}:
+        raise ValueError(
+            f"the state was saved by {', '.join(sorted(methods))} and cannot continue in "
+            f"{method}, which gives its entries another meaning; load it with its own class, "
+            "or start without it"
+        )
+    for group in saved:
+        if not methods and not {"betas", "eps"} <= group.keys():
+            keys = sorted(group.keys() - {"params", "param_names"})
+            raise ValueError(
+                f"the param groups of the state have {keys}, without betas and eps: it is not a "
+                "state of AdamW, and only its lr and weight_decay would be used. Load a state of "
+                "AdamW or of this library, or start without one"
+            )
+
+
+def check_adam(p: Tensor, entry: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
+    """Refuse an entry that is not AdamW's."""
+    shapes = {tuple(entry[n].shape) for n in ("exp_avg", "exp_avg_sq") if n in entry}
+    if set(entry) != ADAM_ENTRIES or shapes != {tuple(p.shape)}:
+        raise ValueError(
+            f"the state of {called(p, names)} has {sorted(map(str, entry))} with shapes "
+            f"{sorted(shapes)}; only states of this library, and of AdamW with "
+            f"{sorted(ADAM_ENTRIES)} of the parameter's shape {tuple(p.shape)}, can be loaded"
+        )
+
+
+def refuse_adam(method: str) -> NoReturn:
+    """Refuse AdamW's state for a method that has no place for its second moment."""
+    raise ValueError(
+        f"AdamW's state cannot continue in {method} without a second moment of "
+        "its own; use EShampoo, SOAP or a graft, or start without the state"
+    )
+
+
+def check_kind(p: Tensor, name: str, value: object, names: Mapping[Tensor, str]) -> None:
+    """Refuse an entry that is not a tensor of the right kind of number; a step may be a number."""
+    if not isinstance(value, Tensor):
+        if name != "step" or not 0 <= number(value) < math.inf:
+            refuse_entry(p, name, f"is a {type(value).__name__}, not a tensor", names)
+    elif value.layout != torch.strided:
+        refuse_entry(p, name, f"has the layout {value.layout}", names)
+    elif value.is_meta and not p.is_meta:
+        refuse_entry(p, name, "is on the meta device, without values", names)
+    elif name.startswith(COUNTERS) and value.is_floating_point():
+        refuse_entry(p, name, f"has the dtype {value.dtype}", names)
+
+
+def check_values(held: Sequence[tuple[Tensor, str, Tensor]], names: Mapping[Tensor, str]) -> None:
+    """Refuse NaN and Inf, and negative numbers where there cannot be any: (parameter, name, value).
+
+    The host reads once. Each rank looks at what it holds of a DTensor.
+    """
+    entries = [entry for entry in held if entry[2].numel() > 0 and not entry[2].is_meta]
+    if not entries:
+        return
+    ends = [torch.stack(torch.aminmax(value)).to("cpu", torch.float64) for _, _, value in entries]
+    for (p, name, _), (least, most) in zip(entries, torch.stack(ends).tolist(), strict=True):
+        if not (math.isfinite(least) and math.isfinite(most)):
+            refuse_entry(p, name, "has NaN or Inf", names)
+        limit = -1.0 if name.startswith("step") else 0.0
+        if least < limit and name.startswith(("step", *NOT_NEGATIVE)):
+            refuse_entry(p, name, "has negative numbers", names)
+
+
+def refuse_entry(p: Tensor, name: str, fault: str, names: Mapping[Tensor, str]) -> NoReturn:
+    """Refuse an entry of a state."""
+    raise ValueError(
+        f"{name!r} in the state of {called(p, names)} {fault}; nothing was changed. "
+        "The file is damaged or not from this library: load an older one"
+    )
+
+
+def check_fit(
+    p: Tensor,
+    found: Mapping[str, tuple[int, ...] | None],
+    wanted: Mapping[str, tuple[int, ...] | None],
+    names: Mapping[Tensor, str],
+) -> None:
+    """Refuse entries that have other names or shapes than expected."""
+    for name in sorted({*found, *wanted}):
+        if found.get(name) != wanted.get(name):
+            raise ValueError(
+                f"the state of {called(p, names)} does not fit: {name!r} is "
+                f"{found.get(name, 'missing')} in the state and {wanted.get(name, 'absent')} "
+                "here. Load it into an optimizer with the same parameters and the same max_dim, "
+                "merge_dims, oversize, vectors, matrices, sides, moment, statistics, graft and "
+                "correction"
+            )
+
+
+# -------------------------------------------------------------------- ranks
+
+
+def refuse_difference(fact: str, rank: int, there: str, here: str) -> NoReturn:
+    """Refuse what is not the same on all ranks."""
+    raise ValueError(
+        f"{fact} is ({there}) on rank {rank} of the process group and ({here}) on rank 0; ranks "
+        "that share work must have the same parameters in the same order, and make the same calls "
+        "with the same options. This call has changed nothing. Build the optimizer in the same way "
+        "on all ranks, with the same seed, and write into param groups and call step() and "
+        "state_dict() on all ranks"
+    )
+
+
+def check_member(rank: int) -> None:
+    """Refuse a process group that this rank does not belong to."""
+    if rank < 0:
+        raise ValueError(
+            "this rank is not in the process_group that it was given; pass a group that it "
+            "belongs to"
+        )
+
+
+def refuse_placement(p: Tensor, why: str) -> NoReturn:
+    """Refuse a DTensor that this rank cannot work with."""
+    raise ValueError(f"a parameter of shape {tuple(p.shape)} {why}")
+
+
+def check_meshes(known: Sequence[tuple[Tensor, list[int]]], names: Mapping[Tensor, str]) -> None:
+    """Refuse meshes if some ranks know one of them and others know both.
+
+    All ranks of a mesh know its slices. With other meshes, ranks that have no part in a parameter
+    would raise an error, or not have the parameter, and the other ranks would wait for them. Every
+    rank sees the same parameters, so all raise the same error without communicating.
+    """
+    for p, ranks in known:
+        first, expected = known[0]
+        if ranks != expected:
+            raise ValueError(
+                f"{called(first, names)} lies on a mesh cut from the ranks {expected}, and "
+                f"{called(p, names)} on one cut from {ranks}; the meshes of an optimizer must have "
+                "the same ranks or be slices of one mesh: slice one init_device_mesh, or build an "
+                "optimizer for each mesh, on its ranks only"
+            )
