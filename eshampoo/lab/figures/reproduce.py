@@ -10,14 +10,12 @@ from rich.console import Console
 
 from eshampoo.lab.catalogue import workload
 from eshampoo.lab.errors import UserError
-from eshampoo.lab.figures.appendix import APPENDIX
-from eshampoo.lab.figures.catalogue import PAPERS, Curve, Figure
-from eshampoo.lab.figures.defaults import CHOICES, DEFAULTS
 from eshampoo.lab.figures.draw import draw
+from eshampoo.lab.figures.figure import Curve, Figure
 from eshampoo.lab.figures.jobs import run_all
-from eshampoo.lab.figures.members import MEMBERS
+from eshampoo.lab.figures.ours import OUR_FIGURES
+from eshampoo.lab.figures.paper import PAPER_FIGURES
 from eshampoo.lab.figures.results import add_results, stored_logs
-from eshampoo.lab.figures.sensitivity import SENSITIVITY
 from eshampoo.lab.figures.table import figure_table
 from eshampoo.lab.files import made, write_atomic
 from eshampoo.lab.optimizers import check_options
@@ -25,8 +23,7 @@ from eshampoo.lab.report.compare import Group
 from eshampoo.lab.run.runlog import FILE_NAME, Log, finished, read_log, read_records
 from eshampoo.lab.run.runs import Run, Scale
 
-OWN = {DEFAULTS.name: DEFAULTS, CHOICES.name: CHOICES, **MEMBERS, **SENSITIVITY}
-FIGURES: Mapping[str, Figure] = {**PAPERS, **APPENDIX, **OWN}
+FIGURES: Mapping[str, Figure] = {**PAPER_FIGURES, **OUR_FIGURES}
 MOST_RATES = 6  # learning rates of one curve, with those that were added
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from eshampoo.lab.errors import UserError
-from eshampoo.lab.figures.catalogue import Figure
 from eshampoo.lab.figures.draw import draw
-from eshampoo.lab.figures.evidence import LEFT_OUT, STUDIES
+from eshampoo.lab.figures.figure import Figure
+from eshampoo.lab.figures.ours import LEFT_OUT, STUDIES
 from eshampoo.lab.figures.page import Problem, page, picture
 from eshampoo.lab.figures.reproduce import Point, carry_out, group
 from eshampoo.lab.files import write_atomic
