@@ -19,7 +19,7 @@ def test_t_df_and_p_are_those_of_welch():
         betainc(found.df / 2, 1 / 2, found.df / (found.df + found.t**2))
     )
     assert difference(high, low).t == -found.t
-    assert str(difference([9.0, 9.1, 9.2], low)) == "higher (t(2.0) = -12.2, p = 0.0062)"
+    assert str(difference([9.0, 9.1, 9.2], low)) == "higher (t(2.0) = -12.2, p = 0.0061)"
 
 
 def test_the_level_is_five_percent():
