@@ -328,18 +328,7 @@ HORIZON = Figure(
 STUDIES: Mapping[str, Figure] = {figure.name: figure for figure in (EVIDENCE, DEFAULTS)}
 OUR_FIGURES: Mapping[str, Figure] = {
     figure.name: figure
-    for figure in (
-        TIME,
-        DEFAULTS,
-        CHOICES,
-        SIDES,
-        MOMENT,
-        ADAGRAD,
-        LEAN,
-        BETA2,
-        BATCH,
-        HORIZON,
-    )
+    for figure in (TIME, DEFAULTS, CHOICES, SIDES, MOMENT, ADAGRAD, LEAN, BETA2, BATCH, HORIZON)
 }
 # What the pages of the studies say about their own limits.
 LEFT_OUT = (

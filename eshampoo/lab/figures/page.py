@@ -130,7 +130,7 @@ def page(problems: Sequence[Problem], figure: Figure, command: str, left_out: Se
         " AdamW's mean final loss, as a share of AdamW's whole run; CPU seconds are those of the"
         " process, with one thread. The last two columns compare final losses by Welch's t-test,"
         " as t(degrees of freedom) and p; a positive t means that the loss of the row is lower. We"
-        " call two methods level if p > 0.05.",
+        " call two methods level if p > 0.05; p is not corrected for the number of comparisons.",
         "",
         f"    {command}",
         "",

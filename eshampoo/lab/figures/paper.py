@@ -16,7 +16,7 @@ from eshampoo.lab.run.runs import SCALES, Scale
 FULL: Mapping[str, Option] = {"vectors": "full"}
 ADAMW = Curve("AdamW", "adamw")
 
-FIGURE_1 = Figure(
+FIG1 = Figure(
     name="fig1",
     title="Stale Shampoo without grafting",
     note="The paper: Shampoo with F = 100 and no grafting is worse than AdamW for every α and ε.",
@@ -80,7 +80,7 @@ def transfer_panel(
     )
 
 
-FIGURE_2 = Figure(
+FIG2 = Figure(
     name="fig2",
     title="Transfer of the learning rate",
     note="The paper: EShampoo is better than Shampoo with grafting, Adam's best learning rate"
@@ -98,7 +98,7 @@ FIGURE_2 = Figure(
     seeds=2,
 )
 
-FIGURE_3 = Figure(
+FIG3 = Figure(
     name="fig3",
     title="Adaptive computation of the basis",
     note="The paper: Adaptive QR is slower than adaptive eigh, the more so with few iterations;"
@@ -140,7 +140,7 @@ FIGURE_3 = Figure(
 )
 
 PATTERNS = Curve("EShampoo", "eshampoo", {**FULL, "tau": 0.01}, 1)
-FIGURE_4 = Figure(
+FIG4 = Figure(
     name="fig4",
     title="Patterns of adaptivity",
     note="The paper: Bases change most early on; those of biases more often than of weights, of"
@@ -154,7 +154,7 @@ FIGURE_4 = Figure(
     seeds=2,
 )
 
-FIGURE_5 = Figure(
+FIG5 = Figure(
     name="fig5",
     title="When and where the basis matters",
     note="The paper: A good basis matters early: τ = 0.01 for the first 10 % is worth far more"
@@ -341,14 +341,6 @@ ALGOPERF_STYLE = Figure(
 PAPER_FIGURES: Mapping[str, Figure] = {
     figure.name: figure
     for figure in (
-        FIGURE_1,
-        FIGURE_2,
-        FIGURE_3,
-        FIGURE_4,
-        FIGURE_5,
-        PATTERNS_VIT,
-        PATTERNS_LLAMA,
-        BETA3,
-        ALGOPERF_STYLE,
+        FIG1, FIG2, FIG3, FIG4, FIG5, PATTERNS_VIT, PATTERNS_LLAMA, BETA3, ALGOPERF_STYLE
     )
-}
+}  # fmt: skip

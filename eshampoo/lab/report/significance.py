@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import stdev
+from typing import Any
 
 from scipy import stats  # type: ignore[import-untyped]
 
@@ -58,5 +59,5 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     # NaN without a second value, and 0 for equal values, which no test can judge
     if not all(standard_error(values) > 0 for values in (ours, theirs)):
         return Difference(math.nan, math.nan, math.nan)
-    result = stats.ttest_ind(theirs, ours, equal_var=False)
+    result: Any = stats.ttest_ind(theirs, ours, equal_var=False)
     return Difference(float(result.statistic), float(result.df), float(result.pvalue))

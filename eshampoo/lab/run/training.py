@@ -4,7 +4,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,6 @@ from eshampoo.lab.run.runlog import (
     CPU_TIMES,
     FILE_NAME,
     TIMES,
-    Record,
     RunLog,
     read_log,
     read_records,
@@ -290,7 +289,10 @@ def _resume_(state: _State, out: Path) -> None:
 def _finish(state: _State) -> None:
     """Log the results of the run, and write the log for the last time."""
     steps = [json.loads(line) for line in state.log.lines if line.startswith('{"kind":"step"')]
-    seconds = {name: sum(record[name] for record in steps) for name in TIMES}
+    seconds, cpu = (
+        {name: sum(record[name] for record in steps) for name in names}
+        for names in (TIMES, CPU_TIMES)
+    )
     last = steps[-max(1, round(FINAL_SHARE * state.run.steps)) :]
     state.log.add(
         {
@@ -302,23 +304,13 @@ def _finish(state: _State) -> None:
             else sum(record["loss"] for record in last) / len(last),
             "seconds": sum(seconds.values()),
             "optimizer_share": seconds["optimizer"] / sum(seconds.values()),
-            **_cpu_summary(steps),
+            "cpu_seconds": cpu["cpu"],
+            "cpu_optimizer_share": cpu["cpu_optimizer"] / cpu["cpu"],
             "logging_share": state.logging / sum(seconds.values()),
             "computations": computations(state.optimizer),
         }
     )
     state.log.save()
-
-
-def _cpu_summary(steps: Sequence[Record]) -> Record:
-    """Sum up the CPU seconds of the run, and the optimizer's share of them.
-
-    A run that an older version began, without CPU seconds, has no such sum.
-    """
-    if not all("cpu" in record for record in steps):
-        return {}
-    total, optimizer = (sum(record[name] for record in steps) for name in CPU_TIMES)
-    return {"cpu_seconds": total, "cpu_optimizer_share": optimizer / total}
 
 
 @contextmanager

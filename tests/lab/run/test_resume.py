@@ -1,7 +1,6 @@
 """A run that was stopped, interrupted or killed goes on to the same curve, bit for bit."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -104,16 +103,3 @@ def test_a_damaged_checkpoint_is_told(tmp_path):
     checkpoints(tmp_path)[0].write_bytes(b"half a checkpoint")
     with pytest.raises(UserError, match=r"checkpoint-00000003\.pt cannot be read.*start again"):
         trained(tiny("adamw"), tmp_path, resume=True)
-
-
-def test_a_run_that_was_begun_without_cpu_seconds_goes_on_without_their_sum(tmp_path):
-    """Older versions did not take them; whatever steps have them keep them."""
-    run, seen = tiny("eshampoo"), []
-    trained(run, tmp_path, watch=seen.append, stopped=lambda: len(seen) == 14)
-    path = tmp_path / FILE_NAME
-    path.write_text(re.sub(r',"cpu(_optimizer)?":[^,}]+', "", path.read_text()))
-    assert np.isnan(read_log(path).cpu_times["cpu"]).all()
-    resumed = trained(run, tmp_path, resume=True)
-    assert np.isnan(resumed.cpu_times["cpu"]).tolist() == [True] * 14 + [False] * 10
-    assert resumed.end["seconds"] > 0
-    assert "cpu_seconds" not in resumed.end
