@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from eshampoo.lab.errors import UserError, one_line
+from eshampoo.lab.errors import INTERRUPTED, UserError, one_line
 
 EXTRA = (
     "h5py",
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(str(error))
     except KeyboardInterrupt:
         complain("interrupted")
-        return 130
+        return INTERRUPTED
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in EXTRA:
             raise

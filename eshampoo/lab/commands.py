@@ -11,18 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from eshampoo.lab.catalogue import WORKLOADS, setting, workload
-from eshampoo.lab.errors import UserError
+from eshampoo.lab.errors import INTERRUPTED, UserError
 from eshampoo.lab.files import held, made, write_atomic
 from eshampoo.lab.optimizers import Option, check_options, parse_option
 from eshampoo.lab.report.compare import comparison_table, group_logs, verdict
-from eshampoo.lab.report.page import report_page
 from eshampoo.lab.run.checkpoint import discard_checkpoints
 from eshampoo.lab.run.progress import RunDisplay
 from eshampoo.lab.run.runlog import FILE_NAME, Log, find_logs, finished, read_log
 from eshampoo.lab.run.runs import Run
 from eshampoo.lab.run.training import stop_on_signal, train
-
-INTERRUPTED = 130
 
 
 def perform(known: argparse.Namespace, rest: Sequence[str], typed: Sequence[str]) -> int:
@@ -218,6 +215,8 @@ def show(logs: Sequence[Log], console: Console) -> None:
 
 def write_report(logs: Sequence[Log], directory: Path, console: Console) -> None:
     """Write report.html and say where it is."""
+    from eshampoo.lab.report.page import report_page
+
     page = directory / "report.html"
     write_atomic(page, report_page(logs).encode())
     console.print(f"report: {page}")

@@ -1,6 +1,8 @@
-"""The one kind of error that the user can fix."""
+"""The one kind of error that the user can fix, and the exit code of an interruption."""
 
 from pathlib import Path
+
+INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
 class UserError(Exception):

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from statistics import stdev
 from typing import Any
 
-from scipy import stats  # type: ignore[import-untyped]
-
 LEVEL = 0.05  # two methods are level if chance alone gives such a difference more often
 
 
@@ -59,5 +57,8 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     # NaN without a second value, and 0 for equal values, which no test can judge
     if not all(standard_error(values) > 0 for values in (ours, theirs)):
         return Difference(math.nan, math.nan, math.nan)
+    # imported here, because it takes a second, which a run need not wait
+    from scipy import stats  # type: ignore[import-untyped]
+
     result: Any = stats.ttest_ind(theirs, ours, equal_var=False)
     return Difference(float(result.statistic), float(result.df), float(result.pvalue))

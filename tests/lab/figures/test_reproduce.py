@@ -13,6 +13,7 @@ from eshampoo.lab.figures import reproduce as reproduce_module
 from eshampoo.lab.figures.figure import Curve, Figure, Panel
 from eshampoo.lab.figures.reproduce import (
     FIGURES,
+    Collected,
     extended,
     plan,
     repeated,
@@ -160,7 +161,8 @@ def test_a_published_table_is_what_the_results_say(name, results, tmp_path, monk
         results |= stored_logs(ROOT / "results", [run for point in more for run in point.runs])
     logs = [results[run.place] for point in points for run in point.runs]
     assert all(log.finished and "--out OUT" in log.header["command"] for log in logs)
-    write_figure(FIGURES[name], points, [], results, tmp_path / f"{name}-small", Console())
+    found = Collected(FIGURES[name], points, [], results)
+    write_figure(found, tmp_path / f"{name}-small", Console())
     table = (tmp_path / f"{name}-small.md").read_text()
     assert table == (ROOT / "docs" / "reproduction" / f"{name}-small.md").read_text()
 

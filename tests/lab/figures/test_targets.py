@@ -10,7 +10,7 @@ from tiny_runs import tiny, trained
 
 from eshampoo.lab.figures.draw import pattern_group
 from eshampoo.lab.figures.figure import Curve, Figure, Panel
-from eshampoo.lab.figures.reproduce import plan, write_figure
+from eshampoo.lab.figures.reproduce import Collected, plan, write_figure
 from eshampoo.lab.figures.targets import best_metric, target_cells, target_of, way_to
 from eshampoo.lab.report.compare import Group
 from eshampoo.lab.run.runlog import Factor
@@ -71,7 +71,7 @@ def test_a_table_of_targets_has_hits_steps_and_time(tmp_path):
         for index, point in enumerate(points)
     }
     assert {len(log.evaluations) for log in logs.values()} == {4}
-    write_figure(figure, points, [], logs, tmp_path / "sketch", Console())
+    write_figure(Collected(figure, points, [], logs), tmp_path / "sketch", Console())
     text = (tmp_path / "sketch.md").read_text()
     assert text.index("not a result") < text.index("hits ")
     assert "| steps to it | gradients to it |" in text
