@@ -28,8 +28,7 @@ def report_page(logs: Sequence[Log]) -> str:
     )
     sections = [
         f"<p class=verdict>{escape(verdict(groups))}</p>{note}",
-        table_section(groups),
-        loss_section(groups),
+        *([table_section(groups), loss_section(groups)] if groups else []),
         *(basis_section(group) for group in groups if group.logs[0].factors),
         origin_section(first, groups),
     ]
@@ -56,9 +55,9 @@ def table_section(groups: Sequence[Group]) -> str:
             for column, cell in zip(columns[1:], row[1:], strict=True)
         ]
         body += f"<tr><th scope=row>{escape(row[0])}</th>{''.join(cells)}</tr>"
-    header = groups[0].logs[0].header if groups else {"trivial": None, "metric": "metric"}
+    header = groups[0].logs[0].header
     trivial = "no" if header["trivial"] is None else f"{header['trivial']:.3g}"
-    seeds = max((len(group.logs) for group in groups), default=0)
+    seeds = max(len(group.logs) for group in groups)
     return (
         "<section><h2>Results</h2>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

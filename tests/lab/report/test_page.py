@@ -52,3 +52,10 @@ def test_names_in_a_log_are_text_on_the_page(logs, tmp_path):
     page = report_page([read_log(path)])
     assert "<script" not in page
     assert page.count("&lt;script&gt;alert(&#x27;&amp;&#x27;)") > 2
+
+
+def test_a_run_that_diverged_or_did_not_finish_has_a_page(tmp_path):
+    diverged = trained(tiny("adamw", lr=1e30), tmp_path / "diverged")
+    stopped = trained(tiny("eshampoo"), tmp_path / "stopped", stopped=lambda: True)
+    assert "1 of the runs are unfinished" in report_page([diverged, stopped])
+    assert "No run has finished yet." in report_page([stopped])
