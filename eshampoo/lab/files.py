@@ -44,7 +44,9 @@ def load_tensors(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
     except Exception as error:  # a foreign file can fail in many ways
-        raise UserError(f"{path} cannot be read: {error}; delete it and start again") from error
+        raise UserError(
+            f"{path} is damaged or foreign: {error}; delete it and start again"
+        ) from error
     return state
 
 

@@ -101,5 +101,7 @@ def test_a_damaged_checkpoint_is_told(tmp_path):
     count = []
     trained(tiny("adamw"), tmp_path, watch=count.append, stopped=lambda: len(count) == 3)
     checkpoints(tmp_path)[0].write_bytes(b"half a checkpoint")
-    with pytest.raises(UserError, match=r"checkpoint-00000003\.pt cannot be read.*start again"):
+    with pytest.raises(
+        UserError, match=r"checkpoint-00000003\.pt is damaged or foreign.*start again"
+    ):
         trained(tiny("adamw"), tmp_path, resume=True)
