@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from eshampoo.lab.errors import UserError, one_line
+from eshampoo.lab.errors import INTERRUPTED, UserError, one_line
 
 EXTRA = (
     "h5py",
@@ -16,6 +16,7 @@ EXTRA = (
     "PIL",
     "rdkit",
     "rich",
+    "scipy",
     "sklearn",
     "tensorboard",
     "tokenizers",
@@ -46,11 +47,13 @@ def seed(text: str) -> int:
 
 def whole(text: str, least: int, most: int) -> int:
     """Read a whole number within bounds."""
-    # int() would refuse thousands of digits, with another error
-    digits = text.removeprefix("-")
-    if not digits.isdecimal() or len(digits) > 19 or not least <= int(text) <= most:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if not least <= number <= most:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from {least} to {most}")
-    return int(text)
+    return number
 
 
 def parser() -> Parser:
@@ -162,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(str(error))
     except KeyboardInterrupt:
         complain("interrupted")
-        return 130
+        return INTERRUPTED
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in EXTRA:
             raise

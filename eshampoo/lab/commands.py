@@ -11,18 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from eshampoo.lab.catalogue import WORKLOADS, setting, workload
-from eshampoo.lab.errors import UserError, printable
+from eshampoo.lab.errors import INTERRUPTED, UserError
 from eshampoo.lab.files import held, made, write_atomic
 from eshampoo.lab.optimizers import Option, check_options, parse_option
 from eshampoo.lab.report.compare import comparison_table, group_logs, verdict
-from eshampoo.lab.report.page import report_page
 from eshampoo.lab.run.checkpoint import discard_checkpoints
 from eshampoo.lab.run.progress import RunDisplay
 from eshampoo.lab.run.runlog import FILE_NAME, Log, find_logs, finished, read_log
 from eshampoo.lab.run.runs import Run
 from eshampoo.lab.run.training import stop_on_signal, train
-
-INTERRUPTED = 130
 
 
 def perform(known: argparse.Namespace, rest: Sequence[str], typed: Sequence[str]) -> int:
@@ -99,7 +96,7 @@ def list_workloads(data: Path | None, console: Console) -> int:
         try:
             found = row.locate(data)
             status = ("found", "green") if found else ("ready", "green")
-            place = printable(found.name) if found else row.origin
+            place = found.name if found else row.origin
         except UserError:
             status = ("missing", "yellow")
             place = f"{row.origin}; give --data PATH"
@@ -172,12 +169,11 @@ def train_one(
     if existing.exists() and not known.resume:
         raise UserError(f"{out} holds a run already; add --resume or choose another --out")
     if not execute([(run, out)], out, known, command, console):
-        shown = printable(str(out))
-        console.print(f"interrupted and saved; continue: same command with --resume --out {shown}")
+        console.print(f"interrupted and saved; continue: same command with --resume --out {out}")
         return INTERRUPTED
     log = read_log(existing)
     show([log], console)
-    console.print(printable(f"log: {existing}"))
+    console.print(f"log: {existing}")
     return 0
 
 
@@ -219,9 +215,11 @@ def show(logs: Sequence[Log], console: Console) -> None:
 
 def write_report(logs: Sequence[Log], directory: Path, console: Console) -> None:
     """Write report.html and say where it is."""
+    from eshampoo.lab.report.page import report_page
+
     page = directory / "report.html"
-    write_atomic(page, report_page(logs).encode(errors="replace"))  # logs may hold half characters
-    console.print(printable(f"report: {page}"))
+    write_atomic(page, report_page(logs).encode())
+    console.print(f"report: {page}")
 
 
 def report(directory: Path, console: Console) -> int:

@@ -1,8 +1,8 @@
-"""The one kind of error that the user can fix."""
+"""The one kind of error that the user can fix, and the exit code of an interruption."""
 
 from pathlib import Path
 
-LONGEST = 800  # characters of an error message
+INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
 class UserError(Exception):
@@ -15,16 +15,6 @@ def missing_data(name: str, path: Path | None, source: str) -> UserError:
     return UserError(f"{name}: {where}; get {source} as --data PATH (or set ESHAMPOO_DATA)")
 
 
-def printable(text: str) -> str:
-    """Return text that is safe in a terminal: control and half characters become ``�``.
-
-    >>> printable("a \\x1b[31mred\\x1b[0m name")
-    'a �[31mred�[0m name'
-    """
-    return "".join(letter if letter.isprintable() else "�" for letter in text)
-
-
 def one_line(message: str) -> str:
-    """Return a message as one line, shortened in its middle; the fix, at its end, stays."""
-    line = printable(" ".join(message.split()))
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 202]} … {line[-199:]}"
+    """Return a message as one line."""
+    return " ".join(message.split())

@@ -1,7 +1,6 @@
 """Files that are either complete or absent, whatever kills the process."""
 
 import fcntl
-import hashlib
 import io
 import os
 from collections.abc import Iterator, Mapping
@@ -12,8 +11,6 @@ from typing import Any
 import torch
 
 from eshampoo.lab.errors import UserError
-
-SEAL = b"\nsha256 "
 
 
 def write_atomic(path: Path, content: bytes | memoryview) -> None:
@@ -35,27 +32,21 @@ def write_atomic(path: Path, content: bytes | memoryview) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from error
 
 
-def write_sealed(path: Path, state: Mapping[str, Any]) -> None:
-    """Write what ``torch.save`` makes of ``state``, followed by the checksum of these bytes.
-
-    ``torch.load`` reads such a file, too, because it ignores what follows its own end.
-    """
+def save_tensors(path: Path, state: Mapping[str, Any]) -> None:
+    """Write ``state`` with ``torch.save``, atomically."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
-    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
-    buffer.write(SEAL + digest.encode())
     write_atomic(path, buffer.getbuffer())
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """Read a file of ``write_sealed`` without executing code in it; refuse any changed bit."""
+def load_tensors(path: Path) -> dict[str, Any]:
+    """Read what ``save_tensors`` wrote, without executing code in it."""
     try:
-        content, _, digest = path.read_bytes().rpartition(SEAL)
-        if hashlib.sha256(content).hexdigest().encode() != digest:
-            raise ValueError("its checksum is not that of its content")
-        state: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
+        state: dict[str, Any] = torch.load(path, weights_only=True)
     except Exception as error:  # a foreign file can fail in many ways
-        raise UserError(f"{path} is damaged or foreign: {error}") from error
+        raise UserError(
+            f"{path} is damaged or foreign: {error}; delete it and start again"
+        ) from error
     return state
 
 

@@ -40,8 +40,7 @@ def parse_option(text: str) -> Option:
     if text.lower() in words:
         return words[text.lower()]
     try:
-        number = int(text)
-        return number if abs(number) < 2**63 else finite(text)
+        return int(text)
     except ValueError:
         pass
     try:

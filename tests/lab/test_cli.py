@@ -1,7 +1,6 @@
 """The command: what it does, and one clear line for everything typed wrongly."""
 
 import builtins
-import json
 import re
 
 import made_data
@@ -41,7 +40,7 @@ def test_compare_ends_with_a_table_a_verdict_and_a_page(compared, capsys):
     page = (compared / "report.html").read_text()
     assert verdict(group_logs(logs)) in page
     assert not re.search(r"https?://|<script", page)
-    assert page.count('class="curve"') == 2 + 2 + 3 + 3 + 2
+    assert page.count("<img") == 2 + 3
     assert "eshampoo compare digits-vit" in page
     assert not list(compared.rglob("*.pt"))
 
@@ -136,41 +135,20 @@ def test_mistakes_get_one_line_with_the_value_the_rule_and_the_fix(tmp_path, cap
 
 REFUSED = {
     "a schedule that starts late": (["--tau", "0.8@0.5"], "cannot read the schedule '0.8@0.5'"),
-    "a schedule beyond the run": (["--tau", "0.8,0.1@1.5"], "cannot read the schedule"),
     "two starts": (["--tau", "0.8,0.1@0.5,0.2@0.5"], "cannot read the schedule"),
-    "a share that is no number": (["--tau", "0.8,0.1@nan"], "cannot read the schedule"),
     "a value that comes later": (["--tau", "0.8,-1@0.5"], "refuses its options"),
     "a seed beyond torch's": (["--seed", "9" * 19], "must be a whole number"),
-    "a seed of 5,000 digits": (["--seed", "9" * 5000], "must be a whole number"),
-    "steps of 5,000 digits": (["--steps", "9" * 5000], "must be a whole number"),
-    "threads for a city": (["--threads", "1000000"], "must be a whole number"),
-    "a rate of 400 digits": (["--lr", "9" * 400], "is not a finite number"),
-    "a threshold of 5,000 digits": (["--tau", "9" * 5000], "is not a finite number"),
     "betas without an end": (["--betas", "0.9,inf"], "is not a finite number"),
     "a schedule of shapes": (["--max-dim", "8,16@0.5"], "the shapes of the state depend on it"),
     "a device without values": (["--device", "meta"], "cannot compute on 'meta'"),
-    "an overlong value": (["--solver", "x" * 5000], "refuses its options"),
-    "an overlong key": ([f"--{'x' * 5000}", "1"], "has no keyword"),
-    "an escape": (["--solver", "\x1b[31mred"], "refuses its options"),
 }
 
 
 @pytest.mark.parametrize(("words", "told"), REFUSED.values(), ids=REFUSED)
-def test_a_refused_command_gets_one_bearable_line_and_leaves_nothing(words, told, tmp_path, capsys):
+def test_a_refused_command_gets_one_line_and_leaves_nothing(words, told, tmp_path, capsys):
     out = tmp_path / "deep" / "run"
     train = ["train", "digits-vit", "--optimizer", "eshampoo", *SHORT, "--out", out]
-    error = complaint(capsys, *train, *words)
-    assert told in error
-    assert len(error) < 1000
-    assert error[:-1].isprintable()
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("option", ["--out", "--data"])
-def test_an_overlong_path_gets_one_line(option, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    train = ["train", "text-llama", "--optimizer", "adamw", *SHORT]
-    assert "File name too long" in complaint(capsys, *train, option, tmp_path / ("x" * 300))
+    assert told in complaint(capsys, *train, *words)
     assert not list(tmp_path.iterdir())
 
 
@@ -212,9 +190,7 @@ def test_missing_data_and_places_that_cannot_be_used_get_one_line(tmp_path, caps
     "damage",
     [
         lambda lines: [*lines[:3], lines[3][:20]],
-        lambda lines: [json.dumps({"kind": "step", "step": 1}), *lines],
         lambda lines: lines[1:],
-        lambda lines: ["[]"],
     ],
 )
 def test_a_corrupt_log_gets_one_line(damage, tmp_path, capsys):

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from eshampoo.lab.errors import UserError
-from eshampoo.lab.files import read_sealed, write_sealed
+from eshampoo.lab.files import load_tensors, save_tensors
 
 
 def cached(key: str, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -16,14 +16,11 @@ def cached(key: str, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "eshampoo"
     path = Path(os.environ.get("ESHAMPOO_CACHE", default)).expanduser() / f"{key}.pt"
     if path.exists():
-        try:
-            return read_sealed(path)
-        except UserError:
-            path.unlink(missing_ok=True)  # build a damaged file again
+        return load_tensors(path)
     tensors = build()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_sealed(path, tensors)
+        save_tensors(path, tensors)
     except (OSError, UserError):
         pass  # a read-only home costs time, but does not stop the run
     return tensors

@@ -1,6 +1,5 @@
 """The page of a study: what it found, in tables, sentences and two pictures."""
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +9,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure as Canvas
 
-from eshampoo.lab.figures.catalogue import Figure
-from eshampoo.lab.figures.standing import shares
+from eshampoo.lab.figures.figure import Figure
 from eshampoo.lab.figures.table import row_text
+from eshampoo.lab.figures.targets import shares
+from eshampoo.lab.report.charts import colour, plain_axes, png
 from eshampoo.lab.report.compare import Group
-from eshampoo.lab.report.significance import LEVEL, significance, standard_error, word
-from eshampoo.lab.report.svg import COLOURS
+from eshampoo.lab.report.significance import Difference, difference, standard_error
 
 NEAR = 0.05  # a loss is as good as the best within this share of it
 HALF = 0.5  # the goal: AdamW's loss in this share of its steps
@@ -35,37 +34,25 @@ class Problem:
         return self.fresh["AdamW"]
 
 
-def apart(group: Group, other: Group) -> float:
-    """Return z of the final losses of two groups."""
-    return significance(group.values("final_loss"), other.values("final_loss"))
+def apart(group: Group, other: Group) -> Difference:
+    """Test the difference of the final losses of two groups."""
+    return difference(group.values("final_loss"), other.values("final_loss"))
 
 
 def problem_table(problem: Problem) -> list[str]:
     """Return the table of one problem, from the lowest loss to the highest."""
     metric = problem.adamw.logs[0].header["metric"]
-    columns = [
-        "method",
-        "learning rate",
-        "final loss",
-        metric,
-        "steps to AdamW's",
-        "CPU s to AdamW's",
-    ]
-    columns += ["CPU s", "against AdamW", "against SOAP"]
+    columns = ["method", "learning rate", "final loss", metric]
+    columns += ["steps to AdamW's", "CPU s to AdamW's", "CPU s", "against AdamW", "against SOAP"]
     lines = [row_text(columns), "|---" * len(columns) + "|"]
     for label, group in sorted(problem.fresh.items(), key=lambda item: item[1].mean("final_loss")):
         losses = group.values("final_loss")
         steps, seconds = shares(group, problem.adamw)
-        cells = [
-            label,
-            f"{group.run.rate:g}",
-            f"{fmean(losses):.4g} ± {standard_error(losses):.1g}",
-        ]
-        cells += [f"{fmean(group.metrics()):.3g}", str(steps), str(seconds)]
-        cells += [f"{group.mean('cpu_seconds'):.0f}"]
+        loss = f"{fmean(losses):.4g} ± {standard_error(losses):.1g}"
+        cells = [label, f"{group.run.rate:g}", loss, f"{fmean(group.metrics()):.3g}"]
+        cells += [str(steps), str(seconds), f"{group.mean('cpu_seconds'):.0f}"]
         for rival in ("AdamW", "SOAP"):
-            z = apart(group, problem.fresh[rival]) if label != rival else math.nan
-            cells.append("–" if math.isnan(z) else f"{word(z)} (z = {z:.1f})")
+            cells.append("–" if label == rival else str(apart(group, problem.fresh[rival])))
         lines.append(row_text(cells))
     return lines
 
@@ -95,11 +82,11 @@ def summary(problems: Sequence[Problem]) -> list[str]:
     """Count on how many problems each goal is met."""
     ours = [(problem, problem.fresh["EShampoo"]) for problem in problems]
     halves = [p.name for p, group in ours if shares(group, p.adamw)[0].mean <= HALF]
-    behind = [p.name for p, g in ours if apart(g, p.fresh["SOAP"]) <= -LEVEL]
-    ahead = [p.name for p, g in ours if apart(g, p.fresh["SOAP"]) >= LEVEL]
-    lower = [p.name for p, g in ours if apart(g, p.adamw) >= LEVEL]
+    behind = [p.name for p, g in ours if apart(g, p.fresh["SOAP"]).word == "higher"]
+    ahead = [p.name for p, g in ours if apart(g, p.fresh["SOAP"]).word == "lower"]
+    lower = [p.name for p, g in ours if apart(g, p.adamw).word == "lower"]
     near = [p.name for p in problems if transfer(p)[1] <= (1 + NEAR) * transfer(p)[2]]
-    beaten = [f"{', '.join(names)} on {p.name}" for p, g in ours if (names := lower_than(g, p))]
+    beaten = [f"{' and '.join(names)} on {p.name}" for p, g in ours if (names := lower_than(g, p))]
     count = len(problems)
 
     def told(names: Sequence[str]) -> str:
@@ -110,16 +97,16 @@ def summary(problems: Sequence[Problem]) -> list[str]:
         f"- It ends lower than SOAP on {told(ahead)}, higher on {told(behind)}.",
         f"- It reaches AdamW's final loss in at most half of the steps on {told(halves)}.",
         f"- At AdamW's best rate it is within {NEAR:.0%} of its own best loss on {told(near)}.",
-        f"- Lower than EShampoo, where it loses: {'; '.join(beaten) or 'none'}.",
+        f"- It loses to {'; to '.join(beaten)}." if beaten else "- It loses to none of the others.",
     ]
 
 
 def lower_than(group: Group, problem: Problem) -> list[str]:
-    """Return the methods of a problem that end lower than a group, by z."""
+    """Return the methods of a problem that end lower than a group, with their t and p."""
     return [
-        f"{label} (z = {-z:.1f})"
+        f"{label} ({result.numbers})"
         for label, other in problem.fresh.items()
-        if other is not group and (z := apart(group, other)) <= -LEVEL
+        if other is not group and (result := apart(other, group)).word == "lower"
     ]
 
 
@@ -141,14 +128,15 @@ def page(problems: Sequence[Problem], figure: Figure, command: str, left_out: Se
         f" {seeds} fresh seeds at the best rate, mean ± standard error. The final loss is the mean"
         " over the last 5 % of the steps. *To AdamW's* is when the averaged loss first reaches"
         " AdamW's mean final loss, as a share of AdamW's whole run; CPU seconds are those of the"
-        " process, with one thread. z is the difference of two means over the standard error of"
-        " that difference, positive where the method of the row is lower; |z| < 2 is called level.",
+        " process, with one thread. The last two columns compare final losses by Welch's t-test,"
+        " as t(degrees of freedom) and p; a positive t means that the loss of the row is lower. We"
+        " call two methods level if p > 0.05; p is not corrected for the number of comparisons.",
         "",
         f"    {command}",
         "",
         f"torch {torch_version}. This page is written by that command from the logs in results/."
-        " CPU seconds also depend on the processor and on what else it does: where the runs of a"
-        " problem are of two kinds of processors, a difference of a fifth means nothing.",
+        " CPU seconds also depend on the processor and on what else it does: if a problem was run"
+        " on two types of processor, ignore differences in CPU time below 20 %.",
         "",
         f"![steps and CPU seconds to AdamW's loss]({figure.name}.png)",
         "",
@@ -190,16 +178,13 @@ def picture(problems: Sequence[Problem]) -> bytes:
             places = np.array([row for row, _ in kept]) + 0.12 * (index - len(labels) / 2)
             means = [share.mean for _, share in kept]
             errors = [share.error for _, share in kept]
-            colour = COLOURS[index % len(COLOURS)]
-            axes.errorbar(means, places, xerr=errors, fmt="o", color=colour, label=label)
+            hue = colour(index)
+            axes.errorbar(means, places, xerr=errors, fmt="o", color=hue, label=label)
         axes.axvline(1, color="0.6", linewidth=1)
         axes.set_xlim(left=0)
         axes.set_title(f"{title} (AdamW: 1)", fontsize=11)
-        axes.grid(axis="x", alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain_axes(axes)
     both[0].set_yticks(range(len(problems)), [problem.name for problem in problems])
     both[0].invert_yaxis()
     both[1].legend(fontsize=8, frameon=False)
-    buffer = io.BytesIO()
-    canvas.savefig(buffer, format="png", dpi=150)
-    return buffer.getvalue()
+    return png(canvas)

@@ -2,22 +2,20 @@
 
 import argparse
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from eshampoo.lab.catalogue import workload
-from eshampoo.lab.errors import UserError
-from eshampoo.lab.figures.appendix import APPENDIX
-from eshampoo.lab.figures.catalogue import PAPERS, Curve, Figure
-from eshampoo.lab.figures.defaults import CHOICES, DEFAULTS
+from eshampoo.lab.errors import INTERRUPTED, UserError
 from eshampoo.lab.figures.draw import draw
+from eshampoo.lab.figures.figure import Curve, Figure
 from eshampoo.lab.figures.jobs import run_all
-from eshampoo.lab.figures.members import MEMBERS
+from eshampoo.lab.figures.ours import OUR_FIGURES
+from eshampoo.lab.figures.paper import PAPER_FIGURES
 from eshampoo.lab.figures.results import add_results, stored_logs
-from eshampoo.lab.figures.sensitivity import SENSITIVITY
 from eshampoo.lab.figures.table import figure_table
 from eshampoo.lab.files import made, write_atomic
 from eshampoo.lab.optimizers import check_options
@@ -25,8 +23,7 @@ from eshampoo.lab.report.compare import Group
 from eshampoo.lab.run.runlog import FILE_NAME, Log, finished, read_log, read_records
 from eshampoo.lab.run.runs import Run, Scale
 
-OWN = {DEFAULTS.name: DEFAULTS, CHOICES.name: CHOICES, **MEMBERS, **SENSITIVITY}
-FIGURES: Mapping[str, Figure] = {**PAPERS, **APPENDIX, **OWN}
+FIGURES: Mapping[str, Figure] = {**PAPER_FIGURES, **OUR_FIGURES}
 MOST_RATES = 6  # learning rates of one curve, with those that were added
 
 
@@ -37,6 +34,16 @@ class Point:
     panel: int
     curve: Curve
     runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A figure with the points that were tried, those on fresh seeds, and all their logs."""
+
+    figure: Figure
+    tried: Sequence[Point]
+    fresh: Sequence[Point]
+    logs: Mapping[Path, Log]
 
 
 def scaled_frequency(frequency: int, steps: int, paper_steps: int) -> int:
@@ -81,32 +88,27 @@ def reproduce(known: argparse.Namespace, console: Console) -> int:
     if known.figure not in FIGURES:
         names = ", ".join(FIGURES)
         raise UserError(f"unknown figure {known.figure!r}; choose one of: {names}")
-    figure = FIGURES[known.figure]
     out = known.out or Path("runs") / "figures"
-    return carry_out(figure, out, f"{figure.name}-{known.scale}", known, console, write_figure)
+    with made(out):
+        found = collect_all(FIGURES[known.figure], known, console)
+        if found is None:
+            return INTERRUPTED
+        write_figure(found, out / f"{known.figure}-{known.scale}", console)
+    return 0
 
 
-Write = Callable[
-    [Figure, Sequence[Point], Sequence[Point], Mapping[Path, Log], Path, Console], None
-]
-
-
-def carry_out(
-    figure: Figure, out: Path, name: str, known: argparse.Namespace, console: Console, write: Write
-) -> int:
-    """Get the logs of a figure, with further rates and fresh seeds if it wants them; write it."""
+def collect_all(figure: Figure, known: argparse.Namespace, console: Console) -> Collected | None:
+    """Get the logs of a figure, with further rates and fresh seeds; None when interrupted."""
     figure = chosen(figure, known.only)
     points = plan(figure, known.scale, known.seeds, known.steps)
-    with made(out):
-        try:
-            tried, logs = searched(figure, points, known, console)
-            again = repeated(tried, logs, figure.fresh)
-            logs |= collect(f"{figure.name}, fresh seeds", again, known, console) if again else {}
-        except KeyboardInterrupt:
-            console.print("interrupted and saved; the same command continues")
-            return 130
-        write(figure, tried, again, logs, out / name, console)
-    return 0
+    try:
+        tried, logs = searched(figure, points, known, console)
+        again = repeated(tried, logs, figure.fresh)
+        logs |= collect(f"{figure.name}, fresh seeds", again, known, console) if again else {}
+    except KeyboardInterrupt:
+        console.print("interrupted and saved; the same command continues")
+        return None
+    return Collected(figure, tried, again, logs)
 
 
 def chosen(figure: Figure, only: str | None) -> Figure:
@@ -233,19 +235,13 @@ def group(point: Point, logs: Mapping[Path, Log], suffix: str = "") -> Group:
     return Group(point.curve.label + suffix, tuple(logs[run.place] for run in point.runs))
 
 
-def write_figure(
-    figure: Figure,
-    points: Sequence[Point],
-    again: Sequence[Point],
-    logs: Mapping[Path, Log],
-    stem: Path,
-    console: Console,
-) -> None:
+def write_figure(found: Collected, stem: Path, console: Console) -> None:
     """Write the picture and the table of a figure, whose runs have all finished."""
-    drawn = [(point.panel, point.curve, group(point, logs)) for point in points]
-    fresh = [(point.panel, point.curve, group(point, logs, ", fresh seeds")) for point in again]
-    scale = points[0].runs[0].scale
-    command = f"eshampoo reproduce {figure.name} --scale {scale}"
-    write_atomic(stem.with_suffix(".png"), draw(figure, drawn))
-    write_atomic(stem.with_suffix(".md"), figure_table(figure, drawn + fresh, command).encode())
+    drawn = [(p.panel, p.curve, group(p, found.logs)) for p in found.tried]
+    fresh = [(p.panel, p.curve, group(p, found.logs, ", fresh seeds")) for p in found.fresh]
+    scale = found.tried[0].runs[0].scale
+    command = f"eshampoo reproduce {found.figure.name} --scale {scale}"
+    table = figure_table(found.figure, drawn + fresh, command)
+    write_atomic(stem.with_suffix(".png"), draw(found.figure, drawn))
+    write_atomic(stem.with_suffix(".md"), table.encode())
     console.print(f"figure: {stem}.png, table: {stem}.md")

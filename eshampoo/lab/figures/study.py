@@ -1,19 +1,16 @@
 """``eshampoo study``: search, fresh seeds, and a page that says what they show."""
 
 import argparse
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from eshampoo.lab.errors import UserError
-from eshampoo.lab.figures.catalogue import Figure
+from eshampoo.lab.errors import INTERRUPTED, UserError
 from eshampoo.lab.figures.draw import draw
-from eshampoo.lab.figures.evidence import LEFT_OUT, STUDIES
+from eshampoo.lab.figures.ours import LEFT_OUT, STUDIES
 from eshampoo.lab.figures.page import Problem, page, picture
-from eshampoo.lab.figures.reproduce import Point, carry_out, group
-from eshampoo.lab.files import write_atomic
-from eshampoo.lab.run.runlog import Log
+from eshampoo.lab.figures.reproduce import Collected, collect_all, group
+from eshampoo.lab.files import made, write_atomic
 
 
 def study(known: argparse.Namespace, console: Console) -> int:
@@ -21,42 +18,40 @@ def study(known: argparse.Namespace, console: Console) -> int:
     if known.figure not in STUDIES:
         raise UserError(f"unknown study {known.figure!r}; choose one of: {', '.join(STUDIES)}")
     out = known.out or Path("runs") / "study"
-    return carry_out(STUDIES[known.figure], out, known.figure, known, console, write_page)
+    with made(out):
+        found = collect_all(STUDIES[known.figure], known, console)
+        if found is None:
+            return INTERRUPTED
+        write_page(found, out / known.figure, console)
+    return 0
 
 
-def problems(
-    figure: Figure, tried: Sequence[Point], again: Sequence[Point], logs: Mapping[Path, Log]
-) -> list[Problem]:
+def problems(found: Collected) -> list[Problem]:
     """Return the groups of runs of each problem, by method."""
-    found = []
-    for index, panel in enumerate(figure.panels):
+    by_panel = []
+    for index, panel in enumerate(found.figure.panels):
+        tried = [point for point in found.tried if point.panel == index]
         search = {
-            curve.label: [group(p, logs) for p in tried if p.panel == index and p.curve is curve]
+            curve.label: [group(point, found.logs) for point in tried if point.curve is curve]
             for curve in panel.curves
         }
-        fresh = {p.curve.label: group(p, logs) for p in again if p.panel == index}
-        found.append(Problem(panel.workload, search, fresh))
-    return found
+        fresh = {p.curve.label: group(p, found.logs) for p in found.fresh if p.panel == index}
+        by_panel.append(Problem(panel.workload, search, fresh))
+    return by_panel
 
 
-def write_page(
-    figure: Figure,
-    tried: Sequence[Point],
-    again: Sequence[Point],
-    logs: Mapping[Path, Log],
-    stem: Path,
-    console: Console,
-) -> None:
+def write_page(found: Collected, stem: Path, console: Console) -> None:
     """Write the page and its pictures; the page names the problems that it does not have."""
-    found = problems(figure, tried, again, logs)
-    drawn = [(point.panel, point.curve, group(point, logs)) for point in tried]
-    here = [panel.workload for panel in figure.panels]
-    others = [p.workload for p in STUDIES[figure.name].panels if p.workload not in here]
-    command, left_out = f"eshampoo study {figure.name}", [*LEFT_OUT]
+    name = found.figure.name
+    here = [panel.workload for panel in found.figure.panels]
+    others = [panel.workload for panel in STUDIES[name].panels if panel.workload not in here]
+    command, left_out = f"eshampoo study {name}", [*LEFT_OUT]
     if others:
         command += f" --only {','.join(here)}"
         left_out.insert(0, f"Problems of this study: {', '.join(others)}.")
-    write_atomic(stem.with_suffix(".md"), page(found, figure, command, left_out).encode())
-    write_atomic(stem.with_suffix(".png"), picture(found))
-    write_atomic(stem.with_name(f"{stem.name}-rates.png"), draw(figure, drawn))
+    groups = problems(found)
+    drawn = [(point.panel, point.curve, group(point, found.logs)) for point in found.tried]
+    write_atomic(stem.with_suffix(".md"), page(groups, found.figure, command, left_out).encode())
+    write_atomic(stem.with_suffix(".png"), picture(groups))
+    write_atomic(stem.with_name(f"{stem.name}-rates.png"), draw(found.figure, drawn))
     console.print(f"page: {stem}.md")

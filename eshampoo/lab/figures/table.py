@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from eshampoo.lab.figures.catalogue import Curve, Figure
+from eshampoo.lab.figures.figure import Curve, Figure
 from eshampoo.lab.figures.targets import target_cells, target_of
 from eshampoo.lab.report.compare import (
     Group,

@@ -1,16 +1,44 @@
-"""Targets as AlgoPerf sets them, and the way to them: hits, steps and time.
+"""Two kinds of targets, and the way to them.
 
-Time is counted in gradients: CPU seconds over those that a gradient takes in the same steps of the
-same run. So it does not depend on how fast the machine was at that hour.
+AdamW's final loss, for the studies: steps and CPU seconds to it, as shares of AdamW's own. And a
+validation metric as AlgoPerf sets it: hits, steps and time. There time is counted in gradients: CPU
+seconds over those that a gradient takes in the same steps of the same run. So it does not depend on
+how fast the machine was at that hour.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 
-from eshampoo.lab.report.compare import Group
+import numpy as np
+
+from eshampoo.lab.report.compare import Group, first_reached
 from eshampoo.lab.report.significance import standard_error
 from eshampoo.lab.run.runlog import CPU_TIMES, Log
+
+
+@dataclass(frozen=True)
+class Share:
+    """Steps or CPU seconds to the target, as shares of those of AdamW's whole run."""
+
+    mean: float  # infinite if a seed did not reach the target
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ± {self.error:.2f}" if math.isfinite(self.mean) else "–"
+
+
+def shares(group: Group, adamw: Group) -> tuple[Share, Share]:
+    """Return steps and CPU seconds to AdamW's mean final loss, as shares of AdamW's whole runs."""
+    target = adamw.mean("final_loss")
+    ways = [first_reached(log, target, np.cumsum(log.cpu_times["cpu"])) for log in group.logs]
+    wholes = (adamw.run.steps, adamw.mean("cpu_seconds"))
+    columns = [[way[i] / whole for way in ways] for i, whole in enumerate(wholes)]
+    if not all(math.isfinite(value) for value in columns[0]):
+        return Share(math.inf, math.nan), Share(math.inf, math.nan)
+    steps, seconds = (Share(fmean(column), standard_error(column)) for column in columns)
+    return steps, seconds
 
 
 def sign(log: Log) -> float:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from eshampoo.lab.report.significance import significance
+from eshampoo.lab.report.significance import difference
 from eshampoo.lab.run.runlog import Array, Log
 from eshampoo.lab.run.runs import Run, label
 
@@ -119,22 +119,16 @@ def verdict(groups: Sequence[Group]) -> str:
             f"{best.label} ended at a training loss of {value_text(best)}; nothing to compare with."
         )
     second = ranked[1]
-    seeds = min(len(best.logs), len(second.logs))
-    sentence = (
-        f"{best.label} won: its final training loss is {value_text(best)},"
-        f" next is {second.label} with {value_text(second)}"
-    )
-    if seeds < 2:
-        return f"{sentence}; with a single seed that may be chance." + versus_adamw(best, groups)
-    if max(best.values("final_loss")) >= min(second.values("final_loss")):
-        sentence = (
-            f"No clear winner: {best.label} has the lowest mean training loss, {value_text(best)},"
-            f" but the seeds of {second.label}, {value_text(second)}, overlap with its own"
-        )
-        return f"{sentence}." + versus_adamw(best, groups)
-    z = significance(best.values("final_loss"), second.values("final_loss"))
-    every = f"every one of its {seeds} seeds is lower (z = {z:.1f})"
-    return f"{sentence}; {every}." + versus_adamw(best, groups)
+    result = difference(best.values("final_loss"), second.values("final_loss"))
+    numbers = f"{value_text(best)}, next is {second.label} with {value_text(second)}"
+    if result.word == "level":
+        chance = f"that may be chance ({result.numbers})"
+        sentence = f"No clear winner: {best.label} has the lowest mean training loss, {numbers}"
+    else:
+        single = "with a single seed that may be chance"
+        chance = single if result.word == "–" else f"that is more than chance ({result.numbers})"
+        sentence = f"{best.label} won: its final training loss is {numbers}"
+    return f"{sentence}; {chance}.{versus_adamw(best, groups)}"
 
 
 def versus_adamw(best: Group, groups: Sequence[Group]) -> str:

@@ -4,13 +4,16 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from eshampoo.lab.catalogue import WORKLOADS
-from eshampoo.lab.report.compare import Group, comparison_table, group_logs, smooth, verdict
+from eshampoo.lab.report.charts import chart, draw_bases, draw_losses
+from eshampoo.lab.report.compare import Group, comparison_table, group_logs, verdict
 from eshampoo.lab.report.style import STYLE
-from eshampoo.lab.report.svg import Line, chart
-from eshampoo.lab.run.runlog import Array, Log
+from eshampoo.lab.run.runlog import Array, Factor, Log
 from eshampoo.lab.run.runs import typed
+
+WIDE, NARROW = 5.2, 4.2  # inches of a chart, two or three of which stand beside each other
 
 
 def report_page(logs: Sequence[Log]) -> str:
@@ -25,8 +28,7 @@ def report_page(logs: Sequence[Log]) -> str:
     )
     sections = [
         f"<p class=verdict>{escape(verdict(groups))}</p>{note}",
-        table_section(groups),
-        loss_section(groups),
+        *([table_section(groups), loss_section(groups)] if groups else []),
         *(basis_section(group) for group in groups if group.logs[0].factors),
         origin_section(first, groups),
     ]
@@ -53,9 +55,9 @@ def table_section(groups: Sequence[Group]) -> str:
             for column, cell in zip(columns[1:], row[1:], strict=True)
         ]
         body += f"<tr><th scope=row>{escape(row[0])}</th>{''.join(cells)}</tr>"
-    header = groups[0].logs[0].header if groups else {"trivial": None, "metric": "metric"}
+    header = groups[0].logs[0].header
     trivial = "no" if header["trivial"] is None else f"{header['trivial']:.3g}"
-    seeds = max((len(group.logs) for group in groups), default=0)
+    seeds = max(len(group.logs) for group in groups)
     return (
         "<section><h2>Results</h2>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -70,73 +72,58 @@ def table_section(groups: Sequence[Group]) -> str:
 
 def loss_section(groups: Sequence[Group]) -> str:
     """Draw the loss against steps and against seconds."""
-    by_step = [curve(group, lambda log: log.step) for group in groups]
-    by_time = [curve(group, lambda log: log.seconds) for group in groups]
+    named = [(group.label, group) for group in groups]
     return (
         "<section><h2>Training loss</h2><div class=charts>"
-        + chart("Loss against steps", by_step, x_label="step", y_label="loss", log=True)
-        + chart("Loss against time", by_time, x_label="seconds", y_label="loss", log=True)
+        + chart("Loss against steps", WIDE, lambda axes: draw_losses(axes, named, time=False))
+        + chart("Loss against time", WIDE, lambda axes: draw_losses(axes, named, time=True))
         + "</div><p class=note>Lines are means over the seeds, bands reach from the lowest to the"
         " highest seed; each point averages the last 5 % of the steps.</p></section>"
     )
 
 
-def curve(group: Group, horizontal: Callable[[Log], Array]) -> Line:
-    """Return the mean curve of a group, as long as the shortest of its seeds (some may diverge)."""
-    length = min(len(log.step) for log in group.logs)
-    losses = np.stack([smooth(log)[:length] for log in group.logs])
-    x = np.mean([horizontal(log)[:length] for log in group.logs], axis=0)
-    if len(group.logs) == 1:
-        return Line(group.label, x, losses[0])
-    return Line(group.label, x, losses.mean(0), losses.min(0), losses.max(0))
-
-
 def basis_section(group: Group) -> str:
     """Draw criterion and refresh patterns of one optimizer, by layer kind and by factor."""
-    charts = [
+
+    def by(
+        name_of: Callable[[Factor], str], quantity: Callable[[Log], Array], label: str
+    ) -> Callable[[Axes], None]:
+        def draw(axes: Axes) -> None:
+            draw_bases(axes, group, name_of, quantity)
+            axes.set_ylabel(label)
+
+        return draw
+
+    charts = (
         chart(
-            "Criterion at the last check",
-            basis_lines(group, "kind", last_criterion),
-            x_label="step",
-            y_label="off-diagonal share",
+            "Criterion at the last check", NARROW, by(kind, last_criterion, "off-diagonal share")
         ),
+        chart("Bases by layer", NARROW, by(kind, computations, "computations per factor")),
         chart(
-            "Basis computations per factor",
-            basis_lines(group, "kind", lambda log: log.basis_computations),
-            x_label="step",
-            y_label="computations so far",
+            "Bases by factor: L, R, A for vectors",
+            NARROW,
+            by(lambda factor: factor.letter, computations, "computations per factor"),
         ),
-        chart(
-            "By factor: L, R, A for vectors",
-            basis_lines(group, "letter", lambda log: log.basis_computations),
-            x_label="step",
-            y_label="computations so far",
-        ),
-    ]
+    )
     return (
         f"<section><h2>Bases of {escape(group.label)}</h2>"
         f'<div class="charts three">{"".join(charts)}</div></section>'
     )
 
 
+def kind(factor: Factor) -> str:
+    """Return the kind of layer to which a factor belongs."""
+    return factor.kind.replace("_", " ")
+
+
+def computations(log: Log) -> Array:
+    """Return the basis computations of every factor so far."""
+    return log.basis_computations
+
+
 def last_criterion(log: Log) -> Array:
     """Return the criterion of every factor, which is not a number before its first check."""
     return np.where(log.basis_checks > 0, log.basis_criterion, np.nan)
-
-
-def basis_lines(group: Group, attribute: str, quantity: Callable[[Log], Array]) -> list[Line]:
-    """Average a per-factor quantity over the factors of each kind (or letter) and all seeds."""
-    factors = group.logs[0].factors
-    keys = [factor.kind if attribute == "kind" else factor.letter for factor in factors]
-    length = min(len(log.basis_step) for log in group.logs)
-    lines = []
-    for key in sorted(set(keys)):
-        chosen = [index for index, other in enumerate(keys) if other == key]
-        values = np.stack([quantity(log)[:length, chosen] for log in group.logs])
-        x = group.logs[0].basis_step[:length]
-        name = f"{key.replace('_', ' ')} ({len(chosen)})"
-        lines.append(Line(name, x, values.mean(axis=(0, 2))))
-    return lines
 
 
 def origin_section(log: Log, groups: Sequence[Group]) -> str:

@@ -27,16 +27,8 @@ table.plain th, table.plain tr:first-child th { color: inherit; font-size: .88re
 .charts { display: grid; gap: 24px; grid-template-columns: repeat(2, minmax(0, 1fr)); }
 .charts.three { grid-template-columns: repeat(3, minmax(0, 1fr)); }
 .chart { margin: 0; display: flex; flex-direction: column; }
-.chart > svg { width: 100%; height: auto; margin-top: auto; }
-.chart text { font-size: 13px; fill: var(--soft); }
-.three .chart text { font-size: 16px; }
-.grid { stroke: var(--line); fill: none; }
-.axis { stroke: #9aa5b1; fill: none; }
-.curve { stroke-linejoin: round; }
+.chart > img { width: 100%; height: auto; margin-top: auto; }
 figcaption { font-weight: 600; font-size: .95rem; }
-.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .1rem .9rem; padding: 0;
-  margin: .2rem 0 .4rem; font-size: .85rem; color: var(--soft); }
-.legend svg { width: 26px; height: 8px; margin-right: .35rem; vertical-align: middle; }
 pre { background: var(--ground); border-radius: 8px; padding: .8rem 1rem; margin: 0 0 1rem;
   white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; }
 dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(200px, 1fr)); gap: .6rem 1.2rem;
@@ -48,7 +40,6 @@ dd { margin: 0; overflow-wrap: anywhere; }
   main { padding: 20px 12px 40px; }
   section { padding: 14px; }
   .charts, .charts.three { grid-template-columns: minmax(0, 1fr); }
-  .chart text, .three .chart text { font-size: 15px; }
   thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
   table, tbody, tr, th, td { display: block; width: 100%; }
   tbody tr { padding: .5rem 0; border-bottom: 1px solid var(--line); }

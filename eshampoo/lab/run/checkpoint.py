@@ -1,14 +1,11 @@
-"""Checkpoints: all that a run needs to continue bit for bit. The last two are kept."""
+"""Checkpoints: all that a run needs to continue bit for bit. The last one is kept."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eshampoo.lab.errors import UserError
-from eshampoo.lab.files import read_sealed, write_sealed
-
-KEPT = 2
+from eshampoo.lab.files import load_tensors, save_tensors
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -17,36 +14,20 @@ def checkpoints(directory: Path) -> list[Path]:
 
 
 def save_checkpoint(directory: Path, step: int, state: dict[str, Any]) -> None:
-    """Write ``state`` after ``step`` steps and drop all but the last two.
+    """Write ``state`` after ``step`` steps, and then remove the checkpoint before it.
 
     The order of the data and of the augmentation is a function of (seed, step), and so are the
     learning rate and τ: the step number is their state. Dropout draws from torch's generator.
     """
     whole = {**state, "step": step, "generator": torch.get_rng_state()}
-    write_sealed(directory / f"checkpoint-{step:08d}.pt", whole)
-    for old in checkpoints(directory)[KEPT:]:
+    save_tensors(directory / f"checkpoint-{step:08d}.pt", whole)
+    for old in checkpoints(directory)[1:]:
         old.unlink()
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a file without executing code in it; refuse any changed bit."""
-    state = read_sealed(path)
-    if not {"step", "generator"} <= state.keys():
-        raise UserError(f"{path} is not a checkpoint: it has no step or no generator")
-    return state
-
-
-def load_checkpoint(directory: Path) -> dict[str, Any] | None:
-    """Load the newest checkpoint that can be read; return None if there is no checkpoint."""
-    found = checkpoints(directory)
-    for path in found:
-        try:
-            return read_checkpoint(path)
-        except UserError:  # the checkpoint before this one will do
-            continue
-    if found:
-        raise UserError(f"no checkpoint in {directory} can be read; delete it and start again")
-    return None
+    """Read a checkpoint."""
+    return load_tensors(path)
 
 
 def discard_checkpoints(directory: Path) -> None:

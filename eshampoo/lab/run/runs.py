@@ -5,9 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from eshampoo.lab.errors import UserError
 from eshampoo.lab.optimizers import OPTIMIZERS, Option
-from eshampoo.lab.run import fields
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -73,13 +71,8 @@ def label(run: Run, others: Sequence[Run]) -> str:
 
 def run_from_record(record: Mapping[str, Any]) -> Run:
     """Read what ``Run.record`` wrote."""
-    try:
-        fields.check(record, fields.RUN)
-    except ValueError as error:
-        raise UserError(f"the run record of the log has {error}; repeat that run") from error
     options = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in record["options"].items()
     }
-    own = {key: record[key] for key in (*fields.RUN, "evaluations") if key in record}
-    return Run(**{**own, "options": options})
+    return Run(**{**record, "options": options})

@@ -4,7 +4,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from eshampoo.lab.run.basis import basis_record, computations, factors_record
 from eshampoo.lab.run.checkpoint import (
     checkpoints,
     discard_checkpoints,
-    load_checkpoint,
+    read_checkpoint,
     save_checkpoint,
 )
 from eshampoo.lab.run.device import beside, device_record, placed, wait
@@ -33,14 +33,11 @@ from eshampoo.lab.run.runlog import (
     CPU_TIMES,
     FILE_NAME,
     TIMES,
-    Record,
     RunLog,
     read_log,
     read_records,
     refuse_another,
     refuse_other_data,
-    repeat,
-    until,
 )
 from eshampoo.lab.run.runs import Run
 from eshampoo.lab.workloads import Setting, Workload
@@ -260,7 +257,6 @@ def _save(state: _State, out: Path) -> None:
         out,
         state.step,
         {
-            "run": state.run.record(),
             "model": state.model.state_dict(),
             "optimizer": state.optimizer.state_dict(),
             "logging": state.logging,
@@ -272,35 +268,31 @@ def _resume_(state: _State, out: Path) -> None:
     """Continue from the newest checkpoint, and forget what was logged after it."""
     path = out / FILE_NAME
     if not path.exists():
-        if checkpoints(out):
-            raise UserError(f"{out} has checkpoints but no {FILE_NAME}; delete it and start again")
         return
     before = read_log(path)
     refuse_another(out, before.header["run"], state.run)
     refuse_other_data(out, before.header["examples"], len(state.dataset))
-    checkpoint = load_checkpoint(out)
-    if checkpoint is None:
+    found = checkpoints(out)
+    if not found:
         return
-    refuse_another(out, checkpoint["run"], state.run)
-    kept = until(checkpoint["step"], read_records(path))
-    if sum(record["kind"] == "step" for record in kept) != checkpoint["step"]:
-        raise UserError(f"{path} lacks steps before the checkpoint; {repeat(path)}")
+    checkpoint = read_checkpoint(found[0])
     # the last bits of sums depend on the number of threads, so it must not change
     torch.set_num_threads(before.header["environment"]["threads"])
-    try:
-        torch.set_rng_state(checkpoint["generator"])
-        state.model.load_state_dict(checkpoint["model"])
-        state.optimizer.load_state_dict(checkpoint["optimizer"])
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"a checkpoint in {out} does not fit: {error}; {repeat(path)}") from error
+    torch.set_rng_state(checkpoint["generator"])
+    state.model.load_state_dict(checkpoint["model"])
+    state.optimizer.load_state_dict(checkpoint["optimizer"])
     state.logging, state.step = checkpoint["logging"], checkpoint["step"]
-    state.log = RunLog(out, (record for record in kept if record["kind"] != "end"))
+    kept = [r for r in read_records(path) if r["kind"] != "end" and r.get("step", 0) <= state.step]
+    state.log = RunLog(out, kept)
 
 
 def _finish(state: _State) -> None:
     """Log the results of the run, and write the log for the last time."""
     steps = [json.loads(line) for line in state.log.lines if line.startswith('{"kind":"step"')]
-    seconds = {name: sum(record[name] for record in steps) for name in TIMES}
+    seconds, cpu = (
+        {name: sum(record[name] for record in steps) for name in names}
+        for names in (TIMES, CPU_TIMES)
+    )
     last = steps[-max(1, round(FINAL_SHARE * state.run.steps)) :]
     state.log.add(
         {
@@ -312,23 +304,13 @@ def _finish(state: _State) -> None:
             else sum(record["loss"] for record in last) / len(last),
             "seconds": sum(seconds.values()),
             "optimizer_share": seconds["optimizer"] / sum(seconds.values()),
-            **_cpu_summary(steps),
+            "cpu_seconds": cpu["cpu"],
+            "cpu_optimizer_share": cpu["cpu_optimizer"] / cpu["cpu"],
             "logging_share": state.logging / sum(seconds.values()),
             "computations": computations(state.optimizer),
         }
     )
     state.log.save()
-
-
-def _cpu_summary(steps: Sequence[Record]) -> Record:
-    """Sum up the CPU seconds of the run, and the optimizer's share of them.
-
-    A run that an older version began, without CPU seconds, has no such sum.
-    """
-    if not all("cpu" in record for record in steps):
-        return {}
-    total, optimizer = (sum(record[name] for record in steps) for name in CPU_TIMES)
-    return {"cpu_seconds": total, "cpu_optimizer_share": optimizer / total}
 
 
 @contextmanager

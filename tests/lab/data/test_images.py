@@ -35,3 +35,11 @@ def test_decoded_images_come_from_the_cache_the_second_time(tmp_path, monkeypatc
     first = images.load_imagewoof(source, size=16, stored=18)
     monkeypatch.setattr(images, "decode", lambda *arguments: pytest.fail("decoded again"))
     assert torch.equal(images.load_imagewoof(source, size=16, stored=18).train, first.train)
+
+
+def test_what_macos_keeps_beside_an_image_is_no_image(tmp_path):
+    root = made_data.imagewoof_folder(tmp_path, 2)
+    for image in list(root.rglob("*.JPEG")):
+        image.with_name(f"._{image.name}").write_bytes(b"\0\5\26\7 resource fork")
+    data = images.load_imagewoof(root, size=16, stored=18)
+    assert (len(data.train), len(data.test)) == (4, 4)

@@ -48,3 +48,9 @@ def test_characters_are_numbered_and_new_ones_are_the_last(tmp_path):
     assert data.test.tolist() == [0, 1, 3, 3, 1]
     with pytest.raises(UserError, match="5 characters"):
         text.load_characters(path, length=5)
+
+
+def test_a_line_break_of_unicode_inside_a_document_is_no_end_of_a_line(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "first\u2028second"}\n{"text": "third\x85"}')
+    assert text.json_documents(path) == ["first\u2028second", "third\x85"]

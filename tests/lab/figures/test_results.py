@@ -65,8 +65,6 @@ def test_added_runs_are_found_and_others_are_not(logs, tmp_path):
     "damage",
     [
         lambda content: content[:-30],
-        lambda content: b"no gzip",
-        lambda content: gzip.compress(b"no record"),
         lambda content: gzip.compress(gzip.decompress(content).replace(b'"loss"', b'"lost"')),
     ],
 )

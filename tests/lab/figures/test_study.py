@@ -10,11 +10,11 @@ from tiny_runs import trained
 
 from eshampoo.lab.cli import main
 from eshampoo.lab.figures import study as study_module
-from eshampoo.lab.figures.catalogue import Curve, Figure, Panel
-from eshampoo.lab.figures.evidence import EVIDENCE
+from eshampoo.lab.figures.figure import Curve, Figure, Panel
+from eshampoo.lab.figures.ours import EVIDENCE
 from eshampoo.lab.figures.page import Problem, lower_than
 from eshampoo.lab.figures.reproduce import MOST_RATES, carried_over, extended, plan, repeated
-from eshampoo.lab.figures.standing import shares, way
+from eshampoo.lab.figures.targets import shares
 from eshampoo.lab.report.compare import Group
 
 TRIED = {"tiny": (1e-3, 3e-3, 1e-2)}
@@ -45,7 +45,6 @@ def ended(losses, steps=100, seconds=50.0):
 def test_the_way_to_a_target_is_a_share_of_the_whole_run_of_adamw():
     """Losses fall from 2 to 1; averaged over five steps, 1.5 is reached at step 53."""
     adamw, ours = ended([1.5, 1.5], seconds=100.0), ended([1.0, 1.0], seconds=300.0)
-    assert way(ours.logs[0], 1.5) == (53, pytest.approx(159))
     steps, seconds = shares(ours, adamw)
     assert (steps.mean, steps.error, seconds.mean) == (0.53, 0, pytest.approx(1.59))
     never, _ = shares(ended([1.0, 1.6]), adamw)
@@ -55,7 +54,7 @@ def test_the_way_to_a_target_is_a_share_of_the_whole_run_of_adamw():
 def test_the_page_says_who_ends_lower():
     ours, near = ended([1.0, 1.1, 1.2]), ended([0.9, 1.1, 1.2])
     fresh = {"EShampoo": ours, "SOAP": near, "Muon": ended([0.5, 0.51]), "AdamW": ended([3.0, 3.1])}
-    assert lower_than(ours, Problem("x", {}, fresh)) == ["Muon (z = 10.3)"]
+    assert lower_than(ours, Problem("x", {}, fresh)) == ["Muon (t(2.0) = 10.3, p = 0.0089)"]
 
 
 def outcome(points, loss):
