@@ -7,7 +7,7 @@ import pytest
 import torch
 from counting import count
 
-from benchmarks import bars, beside, environment, gpu, launches, limit, run, shapes, timing
+from benchmarks import bars, beside, environment, even, gpu, launches, limit, run, shapes, timing
 from eshampoo import EShampoo
 
 
@@ -80,7 +80,7 @@ def test_a_quick_run_measures_and_writes(tmp_path, capsys):
     assert "muon" in {case["spec"].get("contender") for case in cases}
     assert all(case["result"]["threads"] == 1 for case in cases)
     assert cases[-2]["result"]["refreshed"] == {"eigh": 1.0, "partial": 1.0}
-    for way in ("together", "spread"):
+    for way in even.WAYS:
         found = cases[-1]["result"][way]
         assert 0 < found["median"] <= found["largest"] < found["sum"]
         assert found["bases"] > 0
@@ -134,8 +134,8 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
         beside.main([str(tmp_path)])
 
 
-def test_the_bar_of_even_steps_is_the_longest_spread_step_over_the_median():
-    result = {"together": {"largest": 7.0, "median": 1.0}, "spread": {"largest": 3.0, "median": 2}}
+def test_the_bar_of_even_steps_is_the_longest_step_of_the_default_over_the_median():
+    result = {"default": {"largest": 3.0, "median": 2}, "frequency=10": {"largest": 7.0}}
     case = {"spec": {"kind": "even", "shapes": "vit_192"}, "result": result}
     found = {bar.case: bar for bar in bars.all_bars(bars.Results([case]))}
-    assert found["largest / median step with stagger, 192×6"].value == 1.5
+    assert found["largest / median step, 192×6"].value == 1.5
