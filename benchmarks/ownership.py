@@ -25,6 +25,7 @@ from eshampoo.ranks.team import cost, share_out_
 from eshampoo.state.blocks import Block, extent
 
 from .shapes import TITLES, Shape, named, without_memory
+from .states import factors, state_bytes
 
 WAYS: dict[str, Placement] = {"FSDP2": Shard(0), "DDP with process_group": Replicate()}
 
@@ -130,27 +131,6 @@ def parameter(shape: Shape, placement: Placement) -> nn.Parameter:
         part, mesh, [placement], run_check=False, shape=torch.Size(shape), stride=stride
     )
     return nn.Parameter(held)
-
-
-def state_bytes(optimizer: EShampoo) -> int:
-    """Bytes of all state of this rank."""
-    return sum(
-        value.numel() * value.element_size()
-        for values in optimizer.state.values()
-        for value in values.values()
-    )
-
-
-def factors(optimizer: EShampoo) -> Iterator[tuple[int, int, int]]:
-    """How many blocks have a factor, its size, and the elements of all these blocks.
-
-    The state shows the blocks: "factor_0.1" [N, d, d] belongs to the N blocks of "exp_avg.1".
-    """
-    for values in optimizer.state.values():
-        for name, value in values.items():
-            if name.startswith("factor_"):
-                _, dot, number = name.partition(".")
-                yield *value.shape[:2], values["exp_avg" + dot + number].numel()
 
 
 def bytes_sent(optimizer: EShampoo) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from . import environment, shapes
 from .bars import Bar, Results, all_bars
 from .contenders import OURS, PEERS
-from .report import case_table, title
+from .report import case_table, depths, title, widths
 
 Spec = dict[str, Any]
 
@@ -40,11 +40,9 @@ def full_plan(data: str | None, rounds: int) -> list[tuple[int, Spec]]:
         plan.append((0, {"kind": "partial", "shapes": name, **effort}))
     plan.append((0, {"kind": "training", "data": data}))
     plan.append((0, {"kind": "even", "shapes": "vit_192", "steps": 120}))
-    growth = [f"layers:{width}:{shapes.GROWTH_LAYERS}" for width in shapes.WIDTHS]
-    growth += [f"layers:{shapes.GROWTH_WIDTH}:{count}" for count in shapes.DEPTHS]
     plan += [
         (0, {"kind": "measure", "shapes": name, "contender": who, "repetitions": 15, "budget": 10})
-        for name in dict.fromkeys(growth)
+        for name in dict.fromkeys([*widths(), *depths()])
         for who in ("eshampoo", "adamw_foreach")
     ]
     return plan

@@ -1,6 +1,6 @@
 """Many small parameters: how long building, saving and loading take beside AdamW.
 
-    python -m benchmarks.many [--counts 2500 5000 10000]
+    python -m benchmarks.claims.many [--counts 2500 5000 10000]
 
 Times are CPU seconds, the best of three; all come from one process, so that their ratios mean
 something.
@@ -56,11 +56,11 @@ def measure(make: Callable[..., torch.optim.Optimizer], count: int) -> dict[str,
     return {name: best(action) for name, action in zip(ACTIONS, actions, strict=True)}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.claims.many", description=__doc__)
     parser.add_argument("--counts", type=int, nargs="+", default=[2500, 5000, 10000])
-    counts = parser.parse_args().counts
+    counts = parser.parse_args(arguments).counts
     print("| parameters | | " + " | ".join(ACTIONS) + " |")
     print("|---|---|" + "---|" * len(ACTIONS))
     for count in counts:

@@ -1,6 +1,6 @@
 """Where does a null space begin? Training with other thresholds than 8 u λ_max, in float32.
 
-    python -m benchmarks.level [--workload digits-vit] [--data PATH] [--seeds 3] [--steps N]
+    python -m benchmarks.claims.level [--workload digits-vit] [--data PATH] [--seeds 3] [--steps N]
 
 Eigenvalues up to LEVEL · u · λ_max count as zero, and their columns stay near to the old ones
 (`eshampoo/math/null_space.py`). 0 turns the rule off; a large threshold freezes directions that
@@ -8,34 +8,18 @@ matter. The final loss of EShampoo with its defaults for every threshold and see
 """
 
 import argparse
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
 
 import torch
 
-from eshampoo.lab.catalogue import setting, workload
-from eshampoo.lab.optimizers import Option
-from eshampoo.lab.run.runlog import FILE_NAME, Log, read_log
-from eshampoo.lab.run.training import train
+from eshampoo.lab.run.runlog import Log
+
+from ..overhead import trained
 
 LEVELS = (0.0, 8.0, 64.0, 1024.0, 4096.0)
-
-
-def trained(
-    name: str,
-    options: Mapping[str, Option],
-    data: Path | None,
-    seed: int,
-    steps: int | None = None,
-) -> Log:
-    """The log of EShampoo on a workload."""
-    run = workload(name).run("eshampoo", options, seed=seed, steps=steps)
-    with tempfile.TemporaryDirectory() as folder:
-        train(run, setting(run).data(data), Path(folder))
-        return read_log(Path(folder) / FILE_NAME)
 
 
 def final_loss(log: Log) -> float:
@@ -44,10 +28,10 @@ def final_loss(log: Log) -> float:
     return float(log.end["final_loss"])
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row per threshold."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.level",
+        prog="python -m benchmarks.claims.level",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,16 +39,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int)
-    options = parser.parse_args()
+    o = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for level in LEVELS:
         with patch("eshampoo.math.solvers.LEVEL", level):
-            losses = [
-                final_loss(
-                    trained(options.workload, {"lr": 3e-3}, options.data, seed, options.steps)
-                )
-                for seed in range(options.seeds)
-            ]
+            logs = [trained(o.workload, {"lr": 3e-3}, o.data, n, o.steps) for n in range(o.seeds)]
+        losses = [final_loss(log) for log in logs]
         shown = ", ".join(f"{loss:.4g}" for loss in losses)
         print(f"λ ≤ {level:>5g} u λ_max: {fmean(losses):.4g} ({shown})", flush=True)
 
