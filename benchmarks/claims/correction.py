@@ -1,6 +1,6 @@
 """Why does the basis-aware correction hurt? D against its exact value, change by change.
 
-    python -m benchmarks.claims.correction [--seeds 3] [--steps 200] [--lr 3e-3 1e-2 3e-2]
+    python -m benchmarks.claims.correction [--seeds 3] [--steps 200] [--lr 3e-3 1e-2 3e-2 1e-1]
 
 D should be the diagonal of QᵀAQ, where A averages vec(G) vec(G)ᵀ and Q = Q_L ⊗ Q_R. The middle
 layer of an MLP on scikit-learn's digits (64-32-32-10) is small enough to keep all of A, 1024²,
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--lr", type=float, nargs="+", default=[3e-3, 1e-2, 3e-2])
+    parser.add_argument("--lr", type=float, nargs="+", default=[3e-3, 1e-2, 3e-2, 1e-1])
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for correction in CORRECTIONS:
