@@ -6,7 +6,6 @@ CPU seconds on one thread, the two in turn, with random gradients, after the fir
 which the default too checks all blocks together.
 """
 
-import argparse
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from eshampoo import EShampoo
 
 from . import environment, shapes, timing
+from .command import command_line
 
 FIRST = 20  # steps that do not count
 WAYS: dict[str, dict[str, Any]] = {"default": {}, "frequency=10": {"frequency": 10}}
@@ -48,7 +48,7 @@ def measure(spec: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row per way."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.even", description=__doc__)
+    parser = command_line("even", __doc__)
     parser.add_argument("--shapes", default="vit_192", help="a model, or layers:WIDTH:COUNT")
     parser.add_argument("--steps", type=int, default=120)
     o = parser.parse_args(arguments)

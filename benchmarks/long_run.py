@@ -8,7 +8,6 @@ history, how orthogonal the bases and how symmetric the factors are, and how far
 from the float64 run, compared with how far the disturbance brings it.
 """
 
-import argparse
 import gc
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from eshampoo import EShampoo
 
 from . import timing
+from .command import command_line
 from .states import state_bytes
 
 SAMPLES = 20  # times at which a run is looked at
@@ -107,11 +107,7 @@ def distances(a: list[Sample], b: list[Sample]) -> list[float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row per sample."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.long_run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("long_run", __doc__)
     parser.add_argument("--steps", type=int, default=20_000)
     steps = parser.parse_args(arguments).steps
     torch.set_num_threads(1)

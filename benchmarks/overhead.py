@@ -6,7 +6,6 @@ Every workload at its own length, EShampoo with its defaults. A plain step is on
 was computed; CPU seconds of one thread.
 """
 
-import argparse
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,8 @@ from eshampoo.lab.catalogue import setting, workload
 from eshampoo.lab.optimizers import Option
 from eshampoo.lab.run.runlog import FILE_NAME, Log, read_log
 from eshampoo.lab.run.training import train
+
+from .command import command_line
 
 WORKLOADS = "digits-vit,imagewoof-vit,imagewoof-convnext,molecules-gnn,mri-unet,text-llama"
 
@@ -46,11 +47,7 @@ def overhead(log: Log) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row per workload."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.overhead",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("overhead", __doc__)
     parser.add_argument("--workloads", default=WORKLOADS, help="by commas")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--seeds", type=int, default=1)

@@ -24,6 +24,7 @@ from eshampoo import EShampoo
 from eshampoo.ranks.team import cost, share_out_
 from eshampoo.state.blocks import Block, extent
 
+from .command import command_line
 from .shapes import TITLES, Shape, named, without_memory
 from .states import factors, state_bytes
 
@@ -192,7 +193,7 @@ def share_of_step(found: Shares, parameters: int, figures: Figures, budget: floa
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ownership", description=__doc__)
+    parser = command_line("ownership", __doc__)
     parser.add_argument("model", nargs="?", default="vit_s")
     parser.add_argument("ranks", nargs="?", type=int, default=4)
     parser.add_argument("--flops", type=float, default=4e14)

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import environment, shapes
 from .bars import Bar, Results, all_bars
+from .command import command_line
 from .contenders import OURS, PEERS
 from .report import case_table, depths, title, widths
 
@@ -79,7 +80,7 @@ def show_bars(bars: list[Bar]) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser = command_line("run", __doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke test, without peers")
     parser.add_argument("--data", help="directory with Imagewoof, or its archive")
     parser.add_argument("--only", help="only cases whose title contains one of these, by commas")

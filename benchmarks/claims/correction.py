@@ -15,7 +15,6 @@ beside it that of ln D*. `size` is the root mean square of the layer's updates o
 rate. Then the final loss of training with each correction, for every learning rate.
 """
 
-import argparse
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,8 @@ from sklearn import datasets  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from eshampoo import EShampoo
+
+from ..command import command_line
 
 Correction = Literal["naive", "basis_aware", "optimal"]
 CORRECTIONS: tuple[Correction, ...] = ("naive", "basis_aware", "optimal")
@@ -142,11 +143,7 @@ def report(correction: Correction, lr: float, seeds: int, steps: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a paragraph for every correction and rate."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.claims.correction",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("claims.correction", __doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, nargs="+", default=[3e-3, 1e-2, 3e-2, 1e-1])

@@ -7,7 +7,6 @@ Eigenvalues up to LEVEL · u · λ_max count as zero, and their columns stay nea
 matter. The final loss of EShampoo with its defaults for every threshold and seed.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +16,7 @@ import torch
 
 from eshampoo.lab.run.runlog import Log
 
+from ..command import command_line
 from ..overhead import trained
 
 LEVELS = (0.0, 8.0, 64.0, 1024.0, 4096.0)
@@ -30,11 +30,7 @@ def final_loss(log: Log) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row per threshold."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.claims.level",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("claims.level", __doc__)
     parser.add_argument("--workload", default="digits-vit")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--seeds", type=int, default=3)

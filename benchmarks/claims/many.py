@@ -6,7 +6,6 @@ Times are CPU seconds, the best of three; all come from one process, so that the
 something.
 """
 
-import argparse
 import copy
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,8 @@ import torch
 from torch import nn
 
 from eshampoo import EShampoo
+
+from ..command import command_line
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW": torch.optim.AdamW,
@@ -58,7 +59,7 @@ def measure(make: Callable[..., torch.optim.Optimizer], count: int) -> dict[str,
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.claims.many", description=__doc__)
+    parser = command_line("claims.many", __doc__)
     parser.add_argument("--counts", type=int, nargs="+", default=[2500, 5000, 10000])
     counts = parser.parse_args(arguments).counts
     print("| parameters | | " + " | ".join(ACTIONS) + " |")

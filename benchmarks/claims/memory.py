@@ -5,13 +5,13 @@
 The steps are plain ones, in turn on one thread: medians of CPU seconds.
 """
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
 from eshampoo import EShampoo
 
 from .. import environment, shapes, timing
+from ..command import command_line
 from ..contenders import NEVER
 from ..states import state_bytes
 
@@ -25,7 +25,7 @@ STATES: dict[str, dict[str, Any]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row per state; ratios are to the first."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.claims.memory", description=__doc__)
+    parser = command_line("claims.memory", __doc__)
     parser.add_argument("--shapes", default="vit_s", help="a model, or layers:WIDTH:COUNT")
     parser.add_argument("--repetitions", type=int, default=7)
     o = parser.parse_args(arguments)

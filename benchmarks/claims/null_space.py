@@ -21,7 +21,6 @@ spaces, how far one disturbance of the last bit brings two runs apart (both at a
 1e-3), and the loss in training at the best of four learning rates for every rule.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +33,8 @@ from sklearn import datasets  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from eshampoo import EShampoo, methods
+
+from ..command import command_line
 
 RATES = (3e-3, 1e-2, 3e-2, 1e-1)
 RULES = {
@@ -242,11 +243,7 @@ def mean_and_error(values: list[float]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table per setting."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.claims.null_space",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("claims.null_space", __doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--setting", default="", help="only settings with this in their name")
