@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from . import shapes
+from .command import command_line
 from .environment import HERE, ROOT
 from .timing import quartiles
 
@@ -178,11 +179,7 @@ def line(name: str, kind: str, times: Times) -> str:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.beside",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("beside", __doc__)
     parser.add_argument("other", type=Path, help="another checkout of the repository")
     parser.add_argument("--only", default="vit_64,vit_192,vit_s", help="models, by commas")
     parser.add_argument("--seconds", type=float, default=20.0, help="per model and pair")

@@ -1,86 +1,64 @@
-"""How even steps are: the longest step over the median, with and without stagger=True.
+"""How even steps are: the longest step over the median, with the default and with a number F.
 
-python -m benchmarks.even [--shapes vit_192] [--steps 120] [--way spread]
+    python -m benchmarks.even [--shapes vit_192] [--steps 120]
 
-CPU seconds on one thread, the two in turn, with random gradients, after the first 20 steps. It
-prints what it has found so far every 100 steps.
+CPU seconds on one thread, the two in turn, with random gradients, after the first 20 steps, at
+which the default too checks all blocks together.
 """
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 import torch
 
 from eshampoo import EShampoo
-from eshampoo.checks import AT_ONCE
 
 from . import environment, shapes, timing
+from .command import command_line
 
-WAYS = {"together": False, "spread": True}
+FIRST = 20  # steps that do not count
+WAYS: dict[str, dict[str, Any]] = {"default": {}, "frequency=10": {"frequency": 10}}
 
-Found = dict[str, dict[str, float]]  # by way
 
-
-def measure(spec: dict[str, Any], watch: Callable[[int, Found], None] | None = None) -> Found:
-    """CPU seconds of the steps after those at which all blocks are checked at once, both ways.
-
-    A spec with a "way" measures that one alone. `watch` is told what was found every 100 steps.
-    """
-    model, steps = spec["shapes"], spec["steps"]
-    ways = {way: WAYS[way] for way in ([spec["way"]] if spec.get("way") else WAYS)}
-    clocks = {stagger: timing.Clock() for stagger in ways.values()}
-    sets = {stagger: shapes.parameters(model) for stagger in clocks}
-    optimizers = {stagger: EShampoo(sets[stagger], stagger=stagger) for stagger in clocks}
-
-    def found() -> Found:
-        return {
-            way: {
-                "largest": max(clocks[stagger].cpu),
-                "median": median(clocks[stagger].cpu),
-                "sum": sum(clocks[stagger].cpu),
-                "bases": optimizers[stagger].basis_computations,
-            }
-            for way, stagger in ways.items()
-        }
-
-    for t in range(1, AT_ONCE + steps + 1):
-        for stagger, optimizer in optimizers.items():
+def measure(spec: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Largest, median and sum of the steps, and the bases that they computed, by way."""
+    clocks = {way: timing.Clock() for way in WAYS}
+    sets = {way: shapes.parameters(spec["shapes"]) for way in WAYS}
+    optimizers = {way: EShampoo(sets[way], **options) for way, options in WAYS.items()}
+    for t in range(FIRST + spec["steps"]):
+        for way, optimizer in optimizers.items():
             generator = torch.Generator().manual_seed(t)
-            for p in sets[stagger]:
+            for p in sets[way]:
                 p.grad = torch.randn(p.shape, generator=generator)
-            if t <= AT_ONCE:
+            if t < FIRST:
                 optimizer.step()
             else:
-                clocks[stagger].time(optimizer.step)
-        if watch is not None and t > AT_ONCE and (t - AT_ONCE) % 100 == 0:
-            watch(t - AT_ONCE, found())
-    return found()
-
-
-def show(steps: int, found: Found) -> None:
-    """Print the ratio and the sum of each way."""
-    for way, values in found.items():
-        ratio = values["largest"] / values["median"]
-        line = f"{steps} steps, stagger={WAYS[way]}: largest / median {ratio:.2f}, "
-        line += f"sum {values['sum']:.3g} CPU s, {values['bases']:.0f} bases computed"
-        print(line, flush=True)
+                clocks[way].time(optimizer.step)
+    return {
+        way: {
+            "largest": max(clock.cpu),
+            "median": median(clock.cpu),
+            "sum": sum(clock.cpu),
+            "bases": optimizers[way].basis_computations,
+        }
+        for way, clock in clocks.items()
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what was found, also on the way."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.even", description=__doc__)
-    parser.add_argument("--shapes", default="vit_192", choices=shapes.MODELS)
+    """Print a row per way."""
+    parser = command_line("even", __doc__)
+    parser.add_argument("--shapes", default="vit_192", help="a model, or layers:WIDTH:COUNT")
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--way", choices=WAYS, help="only this one")
     o = parser.parse_args(arguments)
     timing.use_threads(1)
     timing.warm_up()
-    print(f"{o.shapes}, one thread, {environment.cpu_model()}", flush=True)
-    found = measure(vars(o), show)
-    if o.steps % 100 != 0:
-        show(o.steps, found)
+    print(f"{o.shapes}, {o.steps} steps, one thread, {environment.cpu_model()}\n")
+    print("| | largest / median step | sum, CPU s | bases |\n|---|--:|--:|--:|")
+    for way, found in measure(vars(o)).items():
+        ratio = found["largest"] / found["median"]
+        print(f"| {way} | {ratio:.1f} | {found['sum']:.3g} | {found['bases']:.0f} |")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ The cases of `benchmarks.run` on another device, with our optimizers and those o
 an environment of their own, which is one for CPUs. We have no GPU and have measured none.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 
 from . import environment, report
+from .command import command_line
 from .contenders import CONTENDERS
 from .run import Spec, full_plan, run_case
 
@@ -35,7 +35,7 @@ def name_of(device: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and write JSON, page and figure; 1 if a case failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser = command_line("gpu", __doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="", help="only cases whose title contains this")
     parser.add_argument("--repetitions", type=int, help="instead of those of benchmarks.run")

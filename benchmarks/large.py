@@ -18,6 +18,7 @@ from torch import Tensor
 from eshampoo import EShampoo
 
 from . import environment, shapes, timing
+from .command import command_line
 from .contenders import NEVER
 
 STATES: dict[str, dict[str, Any]] = {"full": {}, "lean": {"state": "lean"}}
@@ -55,7 +56,7 @@ def measure(who: str, model: str, steps: int) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table, every row from a process of its own."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.large", description=__doc__)
+    parser = command_line("large", __doc__)
     parser.add_argument("states", nargs="*", help="full, lean, or both")
     parser.add_argument("--model", default="llama-324m")
     parser.add_argument("--steps", type=int, default=3)

@@ -8,17 +8,19 @@ history, how orthogonal the bases and how symmetric the factors are, and how far
 from the float64 run, compared with how far the disturbance brings it.
 """
 
-import argparse
 import gc
-import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from eshampoo import EShampoo
+
+from . import timing
+from .command import command_line
+from .states import state_bytes
 
 SAMPLES = 20  # times at which a run is looked at
 BATCH = 16
@@ -70,10 +72,10 @@ def run(steps: int, dtype: torch.dtype, disturbance: float = 0.0) -> Iterator[Sa
 
 
 def look(step: int, model: nn.Module, optimizer: EShampoo, loss: float) -> Sample:
-    bases, factors, size = [0.0], [0.0], 0
+    """Everything that is watched, now."""
+    bases, factors = [0.0], [0.0]
     for values in optimizer.state.values():
         for name, value in values.items():
-            size += value.numel() * value.element_size()
             if name.startswith("basis_") and value.dim() == 3:
                 eye = torch.eye(value.shape[1], dtype=torch.float64)
                 Q = value.double()
@@ -90,8 +92,8 @@ def look(step: int, model: nn.Module, optimizer: EShampoo, loss: float) -> Sampl
         max(factors),
         max(len(row.history) for row in optimizer.basis_report()),
         sum(issubclass(type(x), Tensor) for x in gc.get_objects()),
-        size,
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        state_bytes(optimizer),
+        timing.peak(),
     )
 
 
@@ -103,17 +105,16 @@ def distances(a: list[Sample], b: list[Sample]) -> list[float]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a row per sample."""
+    parser = command_line("long_run", __doc__)
     parser.add_argument("--steps", type=int, default=20_000)
-    arguments = parser.parse_args()
+    steps = parser.parse_args(arguments).steps
     torch.set_num_threads(1)
     begin = time.perf_counter()
-    single = list(run(arguments.steps, torch.float32))
-    double = list(run(arguments.steps, torch.float64))
-    disturbed = list(run(arguments.steps, torch.float32, torch.finfo(torch.float32).eps))
+    single = list(run(steps, torch.float32))
+    double = list(run(steps, torch.float64))
+    disturbed = list(run(steps, torch.float32, torch.finfo(torch.float32).eps))
     rounding, noise = distances(single, double), distances(single, disturbed)
     titles = ["step", "loss", "QᵀQ − I", "asymmetry", "history", "tensors", "peak MB"]
     print("| " + " | ".join([*titles, "to float64", "disturbed"]) + " |")
@@ -123,7 +124,7 @@ def main() -> None:
             f"| {s.step} | {s.loss:.5f} | {s.orthogonality:.1e} | {s.symmetry:.1e} | {s.history} "
             f"| {s.tensors} | {s.peak_bytes / 1e6:.0f} | {to_double:.1e} | {to_disturbed:.1e} |"
         )
-    print(f"{3 * arguments.steps} steps in {time.perf_counter() - begin:.0f} s")
+    print(f"{3 * steps} steps in {time.perf_counter() - begin:.0f} s")
 
 
 if __name__ == "__main__":

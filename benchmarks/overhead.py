@@ -6,18 +6,36 @@ Every workload at its own length, EShampoo with its defaults. A plain step is on
 was computed; CPU seconds of one thread.
 """
 
-import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import torch
 
-from eshampoo.lab.run.runlog import Log
+from eshampoo.lab.catalogue import setting, workload
+from eshampoo.lab.optimizers import Option
+from eshampoo.lab.run.runlog import FILE_NAME, Log, read_log
+from eshampoo.lab.run.training import train
 
-from .level import trained
+from .command import command_line
 
 WORKLOADS = "digits-vit,imagewoof-vit,imagewoof-convnext,molecules-gnn,mri-unet,text-llama"
+
+
+def trained(
+    name: str,
+    options: Mapping[str, Option],
+    data: Path | None,
+    seed: int,
+    steps: int | None = None,
+) -> Log:
+    """The log of EShampoo on a workload."""
+    run = workload(name).run("eshampoo", options, seed=seed, steps=steps)
+    with tempfile.TemporaryDirectory() as folder:
+        train(run, setting(run).data(data), Path(folder))
+        return read_log(Path(folder) / FILE_NAME)
 
 
 def overhead(log: Log) -> float:
@@ -27,20 +45,17 @@ def overhead(log: Log) -> float:
     return float(seconds.mean() / seconds[plain].mean())
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row per workload."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.overhead",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("overhead", __doc__)
     parser.add_argument("--workloads", default=WORKLOADS, help="by commas")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
-    options = parser.parse_args()
+    parser.add_argument("--steps", type=int, help="instead of the workload's own")
+    o = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    for name in options.workloads.split(","):
-        logs = [trained(name, {}, options.data, seed) for seed in range(options.seeds)]
+    for name in o.workloads.split(","):
+        logs = [trained(name, {}, o.data, seed, o.steps) for seed in range(o.seeds)]
         ratio = fmean(overhead(log) for log in logs)
         bases = fmean(float(log.computations[-1]) for log in logs)
         print(

@@ -24,7 +24,9 @@ from eshampoo import EShampoo
 from eshampoo.ranks.team import cost, share_out_
 from eshampoo.state.blocks import Block, extent
 
+from .command import command_line
 from .shapes import TITLES, Shape, named, without_memory
+from .states import factors, state_bytes
 
 WAYS: dict[str, Placement] = {"FSDP2": Shard(0), "DDP with process_group": Replicate()}
 
@@ -132,27 +134,6 @@ def parameter(shape: Shape, placement: Placement) -> nn.Parameter:
     return nn.Parameter(held)
 
 
-def state_bytes(optimizer: EShampoo) -> int:
-    """Bytes of all state of this rank."""
-    return sum(
-        value.numel() * value.element_size()
-        for values in optimizer.state.values()
-        for value in values.values()
-    )
-
-
-def factors(optimizer: EShampoo) -> Iterator[tuple[int, int, int]]:
-    """How many blocks have a factor, its size, and the elements of all these blocks.
-
-    The state shows the blocks: "factor_0.1" [N, d, d] belongs to the N blocks of "exp_avg.1".
-    """
-    for values in optimizer.state.values():
-        for name, value in values.items():
-            if name.startswith("factor_"):
-                _, dot, number = name.partition(".")
-                yield *value.shape[:2], values["exp_avg" + dot + number].numel()
-
-
 def bytes_sent(optimizer: EShampoo) -> int:
     """What this rank sends to others in a step, without flags."""
     total = 0
@@ -212,7 +193,7 @@ def share_of_step(found: Shares, parameters: int, figures: Figures, budget: floa
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ownership", description=__doc__)
+    parser = command_line("ownership", __doc__)
     parser.add_argument("model", nargs="?", default="vit_s")
     parser.add_argument("ranks", nargs="?", type=int, default=4)
     parser.add_argument("--flops", type=float, default=4e14)

@@ -85,10 +85,12 @@ def growth_table(results: Results, names: Sequence[str]) -> str:
 
 
 def widths() -> list[str]:
+    """The models that grow in width."""
     return [f"layers:{width}:{shapes.GROWTH_LAYERS}" for width in shapes.WIDTHS]
 
 
 def depths() -> list[str]:
+    """The models that grow in depth."""
     return [f"layers:{shapes.GROWTH_WIDTH}:{count}" for count in shapes.DEPTHS]
 
 

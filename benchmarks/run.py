@@ -10,8 +10,9 @@ from typing import Any
 
 from . import environment, shapes
 from .bars import Bar, Results, all_bars
+from .command import command_line
 from .contenders import OURS, PEERS
-from .report import case_table, title
+from .report import case_table, depths, title, widths
 
 Spec = dict[str, Any]
 
@@ -40,11 +41,9 @@ def full_plan(data: str | None, rounds: int) -> list[tuple[int, Spec]]:
         plan.append((0, {"kind": "partial", "shapes": name, **effort}))
     plan.append((0, {"kind": "training", "data": data}))
     plan.append((0, {"kind": "even", "shapes": "vit_192", "steps": 120}))
-    growth = [f"layers:{width}:{shapes.GROWTH_LAYERS}" for width in shapes.WIDTHS]
-    growth += [f"layers:{shapes.GROWTH_WIDTH}:{count}" for count in shapes.DEPTHS]
     plan += [
         (0, {"kind": "measure", "shapes": name, "contender": who, "repetitions": 15, "budget": 10})
-        for name in dict.fromkeys(growth)
+        for name in dict.fromkeys([*widths(), *depths()])
         for who in ("eshampoo", "adamw_foreach")
     ]
     return plan
@@ -81,7 +80,7 @@ def show_bars(bars: list[Bar]) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser = command_line("run", __doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke test, without peers")
     parser.add_argument("--data", help="directory with Imagewoof, or its archive")
     parser.add_argument("--only", help="only cases whose title contains one of these, by commas")

@@ -1,14 +1,37 @@
 """The benchmark's own arithmetic, and a run of seconds."""
 
 import json
+import re
+from importlib import import_module
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
 from counting import count
 
-from benchmarks import bars, beside, environment, gpu, launches, limit, run, shapes, timing
+from benchmarks import bars, beside, environment, even, gpu, launches, limit, run, shapes, timing
+from benchmarks.claims import paper_hours
 from eshampoo import EShampoo
+from eshampoo.lab.figures.catalogue import PAPERS
+
+SMALL = ["--shapes", "layers:8:2"]
+# Entry points that no other test runs, with the arguments of a run of seconds, and what they print.
+QUICK = {
+    "even": ([*SMALL, "--steps", "2"], "| frequency=10 |"),
+    "large": (["--only", "lean", "--model", "layers:8:2", "--steps", "1"], '"seconds"'),
+    "overhead": (["--workloads", "digits-vit", "--steps", "40"], "digits-vit"),
+    "ownership": (["vit_64", "2"], "largest owner cost / mean"),
+    "claims.correction": (["--seeds", "1", "--steps", "12", "--lr", "1e-2"], "spread aware"),
+    "claims.level": (["--seeds", "1", "--steps", "2"], "4096 u λ_max"),
+    "claims.many": (["--counts", "4"], "| 4 | ratio |"),
+    "claims.memory": ([*SMALL, "--repetitions", "1"], '| lean, sides="right" |'),
+    "claims.null_space": (
+        ["--seeds", "2", "--steps", "2", "--setting", "ε = 1e-10", "--rules", "floor 64", "aware"],
+        "| floor 64 |",
+    ),
+}
+CLAIMS = Path(environment.HERE, "claims")
 
 
 def test_the_models_have_the_sizes_that_they_are_named_for():
@@ -80,7 +103,7 @@ def test_a_quick_run_measures_and_writes(tmp_path, capsys):
     assert "muon" in {case["spec"].get("contender") for case in cases}
     assert all(case["result"]["threads"] == 1 for case in cases)
     assert cases[-2]["result"]["refreshed"] == {"eigh": 1.0, "partial": 1.0}
-    for way in ("together", "spread"):
+    for way in even.WAYS:
         found = cases[-1]["result"][way]
         assert 0 < found["median"] <= found["largest"] < found["sum"]
         assert found["bases"] > 0
@@ -134,8 +157,51 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
         beside.main([str(tmp_path)])
 
 
-def test_the_bar_of_even_steps_is_the_longest_spread_step_over_the_median():
-    result = {"together": {"largest": 7.0, "median": 1.0}, "spread": {"largest": 3.0, "median": 2}}
+def test_the_bar_of_even_steps_is_the_longest_step_of_the_default_over_the_median():
+    result = {"default": {"largest": 3.0, "median": 2}, "frequency=10": {"largest": 7.0}}
     case = {"spec": {"kind": "even", "shapes": "vit_192"}, "result": result}
     found = {bar.case: bar for bar in bars.all_bars(bars.Results([case]))}
-    assert found["largest / median step with stagger, 192×6"].value == 1.5
+    assert found["largest / median step, 192×6"].value == 1.5
+
+
+@pytest.fixture
+def _same_threads():
+    """Scripts set the number of threads of their process, which here is that of other tests."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_same_threads")
+@pytest.mark.parametrize("name", QUICK)
+def test_every_script_runs_and_prints_what_it_is_for(name, capsys):
+    arguments, expected = QUICK[name]
+    import_module(f"benchmarks.{name}").main(arguments)
+    assert expected in capsys.readouterr().out
+
+
+def test_kernel_launches_are_printed(capsys):
+    launches.main("layers:40:3")
+    assert "| check, every basis computed |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_hours_of_a_figure_are_those_that_the_page_has():
+    row = paper_hours.row_of(PAPERS["fig4"])
+    assert row in (environment.ROOT / "docs" / "reproduction.md").read_text()
+
+
+def test_every_claim_has_its_command_and_its_figure_on_its_page():
+    """Digits are compared, and the name of the script; words around them may change."""
+    rows = [line.split("|") for line in (CLAIMS / "README.md").read_text().splitlines()]
+    rows = [row for row in rows if len(row) == 6 and "python -m" in row[2]]
+    for _, claim, command, figure, page, _ in rows:
+        (path,) = re.findall(r"\((.*)\)", page)
+        (script,) = re.findall(r"python -m (\S+?)[` ]", command)
+        text = (CLAIMS / path).read_text()
+        assert script in text, claim
+        for number in re.findall(r"\d[\d.,]*(?:e-\d+)?", figure):
+            assert number.rstrip(".,") in text, (claim, number)
+    listed = {row[2].split("claims.")[1].strip("` ") for row in rows if "claims." in row[2]}
+    assert listed == {path.stem for path in CLAIMS.glob("[a-z]*.py")}

@@ -1,6 +1,6 @@
 """Rounding noise in directions without signal: rules against it, measured.
 
-    python -m benchmarks.null_space [--seeds 5] [--steps 200]
+    python -m benchmarks.claims.null_space [--seeds 5] [--steps 200]
 
 With F = 1 from the first step, and with vectors="full", a factor has fewer independent gradients
 than rows. Its basis then has directions that no gradient has ever had a part in. What a rotated
@@ -14,8 +14,6 @@ The rules, all with √Tr = √(average of ‖G‖²), which diag Λ̂ has at ha
              below what rounding alone can produce
     cut      zero where √D̃ ≤ κ u √Tr: the same threshold, as a pseudo-inverse
     pinv     zero where an eigenvalue of a factor is ≤ d u λ_max: the usual pseudo-inverse of L
-    bound    |M̃| ⊘ (√D̃ + ε) at most c_t, the most that Adam can reach in a basis that stands still
-             (Cauchy–Schwarz on the two averages: 7.3 for β = (0.9, 0.999))
     aware    correction="basis_aware", an option of the library, for comparison
 
 Measured on an MLP on scikit-learn's digits: the share of the first updates that lies in null
@@ -23,9 +21,8 @@ spaces, how far one disturbance of the last bit brings two runs apart (both at a
 1e-3), and the loss in training at the best of four learning rates for every rule.
 """
 
-import argparse
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -37,14 +34,14 @@ from torch import Tensor, nn
 
 from eshampoo import EShampoo, methods
 
+from ..command import command_line
+
 RATES = (3e-3, 1e-2, 3e-2, 1e-1)
 RULES = {
     "none": ("none", 0.0),
     "floor 64": ("floor", 64.0),
     "cut 64": ("cut", 64.0),
     "pinv": ("pinv", 1.0),
-    "bound": ("bound", 0.0),
-    "bound, floor 8": ("bound", 8.0),
     "aware": ("none", 0.0),
 }
 SETTINGS = {
@@ -85,7 +82,7 @@ def rule(kind: str, kappa: float) -> Iterator[list[float]]:
 
     def divide_(s: Any, G: Tensor, _c: object, o: Any, _p: float) -> Tensor:  # noqa: ANN401
         U, root = adam(s, G, o)
-        U = bounded(U, root, s, o, kind, kappa)
+        U = ruled(U, root, s, o, kind, kappa)
         largest.append(U.abs().max().item())
         return U
 
@@ -102,18 +99,15 @@ def adam(s: State, G: Tensor, o: Settings) -> tuple[Tensor, Tensor]:
     return s.exp_avg / per_block(bias(beta1, s.step), G) / (root + o.eps), root
 
 
-def bounded(U: Tensor, root: Tensor, s: State, o: Settings, kind: str, kappa: float) -> Tensor:
+def ruled(U: Tensor, root: Tensor, s: State, o: Settings, kind: str, kappa: float) -> Tensor:
     """The update after a rule."""
     spectra = {i: factor.diagonal(dim1=1, dim2=2) for i, factor in s.factors.items()}
     trace = next(iter(spectra.values())).sum(1) / bias(o.betas[1], s.step)
     u = torch.finfo(U.dtype).eps
     noise = per_block(kappa * u * trace.sqrt(), U)
-    if kind in ("floor", "bound"):
+    if kind == "floor":
         divisor = root + o.eps
         U = U * (divisor / torch.maximum(divisor, noise))
-    if kind == "bound":
-        limit = per_block(adam_bound(s.step, *o.betas), U)
-        U = U.clamp(-limit, limit)
     if kind == "cut":
         U = U.masked_fill(root <= noise, 0.0)
     if kind == "pinv":
@@ -123,13 +117,6 @@ def bounded(U: Tensor, root: Tensor, s: State, o: Settings, kind: str, kappa: fl
             shape[0], shape[i + 1] = values.shape
             U = U * (values > least).view(shape)
     return U
-
-
-def adam_bound(t: Tensor, beta1: float, beta2: float) -> Tensor:
-    """c_t = √(Σ a_k²/b_k) with the weights a_k, b_k of the two bias-corrected averages."""
-    ratio = beta1**2 / beta2
-    total = (1 - beta1) ** 2 / (1 - beta2) * (1 - ratio**t) / (1 - ratio)
-    return (total * bias(beta2, t)).sqrt() / bias(beta1, t)
 
 
 def bias(beta: float, t: Tensor) -> Tensor:
@@ -254,19 +241,18 @@ def mean_and_error(values: list[float]) -> str:
     return f"{x.mean():.4f} ± {x.std() / len(values) ** 0.5:.4f}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a table per setting."""
+    parser = command_line("claims.null_space", __doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--setting", default="", help="only settings with this in their name")
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
-    arguments = parser.parse_args()
+    o = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    data, seeds, steps = Digits.load(), range(arguments.seeds), arguments.steps
+    data, seeds, steps = Digits.load(), range(o.seeds), o.steps
     for title, options in SETTINGS.items():
-        if arguments.setting not in title:
+        if o.setting not in title:
             continue
         print(f"\n{title}; {len(seeds)} seeds, {steps} steps")
         print(
@@ -274,7 +260,7 @@ def main() -> None:
             "| loss of the first 50 | of the last 20 | test error |"
         )
         print("|---|---|---|---|---|---|---|---|", flush=True)
-        for name in arguments.rules:
+        for name in o.rules:
             kind, kappa = RULES[name]
             chosen = {**options, "correction": "basis_aware" if name == "aware" else "naive"}
             results = {}

@@ -1,6 +1,6 @@
 """How long the figures would take at the paper's scale on one GPU: a model, nothing measured.
 
-    python -m benchmarks.paper_hours
+    python -m benchmarks.claims.paper_hours
 
 Floating-point operations are counted on torch's meta device, where nothing is computed: those of
 forward and backward pass by torch's own counter, those of a plain step as three units of products
@@ -10,12 +10,10 @@ compute every basis, which a criterion avoids: the truth lies between the two.
 """
 
 from collections.abc import Mapping
-from math import prod
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from eshampoo.engine import EigenbasisOptimizer
 from eshampoo.lab.catalogue import workload
 from eshampoo.lab.data import Batch
 from eshampoo.lab.figures.appendix import APPENDIX
@@ -23,6 +21,8 @@ from eshampoo.lab.figures.catalogue import PAPERS, Figure
 from eshampoo.lab.figures.reproduce import plan
 from eshampoo.lab.optimizers import build_optimizer
 from eshampoo.lab.run.runs import Run
+
+from ..states import factors
 
 RATE = 8e12  # an A100 at 40 % of its 19.5e12 in float32
 EIGH_RATE = 3e11  # our guess: decompositions are latency-bound
@@ -55,18 +55,11 @@ def work(run: Run) -> tuple[float, float]:
             row.loss(model, example(run.workload)).backward()  # type: ignore[no-untyped-call]
     step = counter.get_total_flops() * setting.batch / RATE
     optimizer = build_optimizer(run.optimizer, model, run.options)
-    if not isinstance(optimizer, EigenbasisOptimizer):
-        return run.steps * step, 0.0
-    sizes = [  # of every factor, with the number of elements of its block
-        (bucket.shape[mode], prod(bucket.shape))
-        for bucket in optimizer._buckets
-        for mode in bucket.modes
-        for _ in bucket.blocks
-    ]
-    products = 3 * sum(2 * size * elements for size, elements in sizes) / RATE
+    sides = list(factors(optimizer))  # none, if the optimizer has no bases
+    products = 3 * sum(2 * size * elements for _, size, elements in sides) / RATE
     frequency = run.options.get("frequency", 1)
     checks = run.steps / (frequency if isinstance(frequency, int) else 10)  # SOAP has its own, 10
-    bases = sum(10 * size**3 for size, _ in sizes) / EIGH_RATE
+    bases = sum(10 * count * size**3 for count, size, _ in sides) / EIGH_RATE
     return run.steps * (step + products), checks * bases
 
 

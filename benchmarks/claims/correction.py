@@ -1,6 +1,6 @@
 """Why does the basis-aware correction hurt? D against its exact value, change by change.
 
-    python -m benchmarks.correction [--seeds 3] [--steps 200] [--lr 3e-3 1e-2 3e-2]
+    python -m benchmarks.claims.correction [--seeds 3] [--steps 200] [--lr 3e-3 1e-2 3e-2 1e-1]
 
 D should be the diagonal of QᵀAQ, where A averages vec(G) vec(G)ᵀ and Q = Q_L ⊗ Q_R. The middle
 layer of an MLP on scikit-learn's digits (64-32-32-10) is small enough to keep all of A, 1024²,
@@ -8,7 +8,6 @@ so that D can be compared with the exact D* at every change of basis:
 
     before     D against D* in the old basis: how good D is anyhow
     naive      the same D in the new basis, Algorithm 2
-    matched    the same D, handed to the new columns by largest overlap (slots="match")
     aware      V^{⊙2} D: what the basis-aware correction makes of it
 
 Errors are the mean of |ln D/D*| over entries; `spread` is the standard deviation of ln D, and
@@ -16,10 +15,9 @@ beside it that of ln D*. `size` is the root mean square of the layer's updates o
 rate. Then the final loss of training with each correction, for every learning rate.
 """
 
-import argparse
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 
@@ -28,7 +26,8 @@ from sklearn import datasets  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from eshampoo import EShampoo
-from eshampoo.math.solvers import match
+
+from ..command import command_line
 
 Correction = Literal["naive", "basis_aware", "optimal"]
 CORRECTIONS: tuple[Correction, ...] = ("naive", "basis_aware", "optimal")
@@ -123,12 +122,9 @@ def compare(
     """Note how far D is from D* before a change, and after it by each rule."""
     V = [a.T @ b for a, b in zip(old, new, strict=True)]
     was, now = rotated(A, old), rotated(A, new)
-    # `match` names the new column of every old one; its inverse the old one of every new one.
-    places = [match(v.unsqueeze(0))[0].argsort() for v in V]
-    matched = D[places[0]][:, places[1]]
     aware = V[0].square().T @ D @ V[1].square()
     found["before"].append(error(D, was))
-    for name, kept in (("naive", D), ("matched", matched), ("aware", aware)):
+    for name, kept in (("naive", D), ("aware", aware)):
         found[name].append(error(kept, now))
         found[f"spread {name}"].append(spread(kept))
     found["spread D* before"].append(spread(was))
@@ -145,17 +141,13 @@ def report(correction: Correction, lr: float, seeds: int, steps: int) -> None:
         print(f"    {name:<18} {fmean(values):.3f}   ({len(values)})", flush=True)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print a paragraph for every correction and rate."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.correction",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("claims.correction", __doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--lr", type=float, nargs="+", default=[3e-3, 1e-2, 3e-2])
-    options = parser.parse_args()
+    parser.add_argument("--lr", type=float, nargs="+", default=[3e-3, 1e-2, 3e-2, 1e-1])
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for correction in CORRECTIONS:
         for lr in options.lr:

@@ -1,12 +1,11 @@
 """Many small parameters: how long building, saving and loading take beside AdamW.
 
-    python -m benchmarks.many [--counts 2500 5000 10000]
+    python -m benchmarks.claims.many [--counts 2500 5000 10000]
 
 Times are CPU seconds, the best of three; all come from one process, so that their ratios mean
 something.
 """
 
-import argparse
 import copy
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,8 @@ import torch
 from torch import nn
 
 from eshampoo import EShampoo
+
+from ..command import command_line
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW": torch.optim.AdamW,
@@ -56,11 +57,11 @@ def measure(make: Callable[..., torch.optim.Optimizer], count: int) -> dict[str,
     return {name: best(action) for name, action in zip(ACTIONS, actions, strict=True)}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line("claims.many", __doc__)
     parser.add_argument("--counts", type=int, nargs="+", default=[2500, 5000, 10000])
-    counts = parser.parse_args().counts
+    counts = parser.parse_args(arguments).counts
     print("| parameters | | " + " | ".join(ACTIONS) + " |")
     print("|---|---|" + "---|" * len(ACTIONS))
     for count in counts:

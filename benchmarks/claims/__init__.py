@@ -1,0 +1,1 @@
+"""Scripts behind single sentences of the documentation; README.md says which."""
