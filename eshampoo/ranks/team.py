@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ..options import RULES, Options
-from ..state.dtensor import Box, extent, held_sizes, is_sharded, local, shard_box, whole_box
+from ..state.dtensor import Box, held_sizes, is_sharded, local, shard_box, whole_box
 from ..torch_names import default_group, flattened, root_ranks, strided_shard
 from ..validate import check_member, check_meshes, refuse_difference, refuse_placement
 
@@ -107,14 +107,6 @@ class Team:
         grad = p.grad
         if isinstance(grad, DTensor) and isinstance(p, DTensor) and grad.placements != p.placements:
             p.grad = grad.redistribute(p.device_mesh, p.placements)
-
-    def sizes(self, params: Sequence[Tensor]) -> Tensor:
-        """`held_sizes` of whole gradients [P], over all ranks; replicas count once."""
-        replicas = [sum(prod(extent(box)) for box in self.boxes(p)) / p.numel() for p in params]
-        squares = held_sizes(params).square()
-        squares /= squares.new_tensor(replicas)
-        dist.all_reduce(squares, group=self.group)
-        return squares.sqrt()
 
     def vote(self, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Whose gradient is missing, and whose is not finite or overflows, on any rank [P] each."""

@@ -11,17 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import validate
 from ..math.lean import like_storage, triangle_size
 from ..math.linalg import means, orthonormalize
 from ..options import ADAM_KEYS
-from ..validate import (
-    check_adam,
-    check_fit,
-    check_groups,
-    check_kind,
-    check_values,
-    refuse_adam,
-)
 from .bucket import Bucket, entries
 from .dtensor import gathered, held_piece, is_sharded, like_parameter, local
 
@@ -81,7 +74,7 @@ def read_groups(
 ) -> list[dict[str, Any]]:
     """Our param groups with the hyperparameters of the saved ones."""
     saved = state_dict["param_groups"]
-    check_groups(saved, groups, method)
+    validate.check_groups(saved, groups, method)
     return [{**group, **_taken(old)} for group, old in zip(groups, saved, strict=True)]
 
 
@@ -111,11 +104,11 @@ def read_state(
     adam = all("method" not in group for group in groups)
     if adam:
         for p, entry in saved.items():
-            check_adam(p, entry, names)
+            validate.check_adam(p, entry, names)
         for bucket in buckets:
             moments = bucket.state.exp_avg_sq, bucket.state.graft_moment
             if moments == (None, None) and any(p in saved for p in bucket.parameters):
-                refuse_adam(bucket.method.name)
+                validate.refuse_adam(bucket.method.name)
     else:
         wanted = expected(buckets)
         for p in params:
@@ -123,10 +116,10 @@ def read_state(
     held = []
     for p, entry in saved.items():
         for name, value in entry.items():
-            check_kind(p, name, value, names)
+            validate.check_kind(p, name, value, names)
             if isinstance(value, Tensor) and p not in lenient:
                 held.append((p, name, local(value)))
-    check_values(held, names)
+    validate.check_values(held, names)
     return saved, adam
 
 
@@ -142,7 +135,7 @@ def check_entries(
     }
     wanted = {name: packed_shape(name, shape) for name, shape in shapes.items()}
     lacking = {name for name in wanted if name not in found and name.startswith(OPTIONAL)}
-    check_fit(p, found, {n: s for n, s in wanted.items() if n not in lacking}, names)
+    validate.check_fit(p, found, {n: s for n, s in wanted.items() if n not in lacking}, names)
 
 
 def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:
@@ -237,7 +230,7 @@ def take_over_(
                 value = entry.get(name)
                 value = torch.full_like(view, value) if isinstance(value, int | float) else value
                 found = {} if value is None else {name: tuple(local(value).shape)}
-                check_fit(p, found, {name: tuple(view.shape)}, names)
+                validate.check_fit(p, found, {name: tuple(view.shape)}, names)
                 written.append((view, local(value)))
     for bucket in buckets:
         for p, positions in bucket.positions.items():
