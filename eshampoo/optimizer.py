@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
@@ -18,7 +17,7 @@ from .options import Keywords, Options, Statistics, offered
 from .report import BasisReport, reports
 from .state import checkpoint
 from .state.bucket import Bucket, entries
-from .state.dtensor import held_sizes, is_sharded
+from .state.dtensor import held_sizes, is_sharded, local
 from .state.layout import build
 from .step.precision import guarded
 from .step.step import TAKE, plan
@@ -99,7 +98,7 @@ class EigenbasisOptimizer(Optimizer):
 
             groups = max(self._expected_groups, index + 1)
             about = {"the method": self.method.name, "the number of param groups": str(groups)}
-            teams = teams_of(params, o, index, about, self._parameters(), names, self._teams)
+            teams = teams_of(params, o, index, about, names, self._teams)
         buckets = build(index, params, self.method, o, teams, names)
         self._buckets += buckets
         self._shaping.append(o.shaping)
@@ -146,9 +145,7 @@ class EigenbasisOptimizer(Optimizer):
             or sum(map(len, self._shown.values())) != len(self._views)
             or any(map(is_not, values, self._views))
         ):
-            checkpoint.take_over_(self._buckets, self.state, self._names())
-            self._show(list(self._shown), self._buckets)
-            self._remember()
+            self._take_over_entries()
         groups = [group["params"] for group in self.param_groups]
         params = list(chain(*groups))
         if (
@@ -157,6 +154,18 @@ class EigenbasisOptimizer(Optimizer):
             or list(map(LOOK, params)) != self._looks
         ):
             self._move_state()
+
+    def _take_over_entries(self) -> None:
+        """Load entries that were written into `state`; a parameter without any starts afresh."""
+        theirs = {p: self.state.get(p) or {} for p in self._shown}
+        if any(map(is_not, chain.from_iterable(map(dict.values, theirs.values())), self._views)):
+            names, wanted = self._names(), checkpoint.expected(self._buckets)
+            for p, entry in theirs.items():
+                checkpoint.check_entries(p, entry, wanted.get(p, {}), names)
+            copies = {p: {n: local(v).clone() for n, v in e.items()} for p, e in theirs.items()}
+            checkpoint.fill_(self._buckets, copies, adam=False)
+        self._show(list(self._shown), self._buckets)
+        self._remember()
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -268,7 +277,8 @@ class EigenbasisOptimizer(Optimizer):
 
     def _any_words(self, words: str) -> str:
         """What any rank has to say; "" if none has."""
-        for team in self._teams.values():
+        teams = list(self._teams.values())
+        for team in teams if len(teams) < 2 else [*teams, *teams]:  # twice, to reach all ranks
             words = team.any_words(words)
         return words
 
@@ -327,36 +337,38 @@ class EigenbasisOptimizer(Optimizer):
         """
         self._follow()
         self._agree("load_state_dict()")
-        with self._refused_together():
-            validate.check_state_dict(state_dict)
-            state_dict = dict(state_dict)
-            for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
-                state_dict = pre_hook(self, state_dict) or state_dict
-            groups = checkpoint.read_groups(state_dict, self.param_groups, self.method.name)
-            options = [Options.of(group, self._own) for group in groups]
-            for o, shaping in zip(options, self._shaping, strict=True):
-                validate.check_shaping(o.shaping, shaping)
-            lenient = {
-                p
-                for group, o in zip(groups, options, strict=True)
-                for p in (group["params"] if o.nonfinite == "propagate" else ())
-            }
-            params, names = self._parameters(), self._names()
-            saved, adam = checkpoint.read_state(state_dict, params, self._buckets, lenient, names)
-            if adam:
-                validate.warn_if_without_basis(self._buckets, names)
-        self.param_groups, self._started = groups, True
+        words, error = "", None
+        try:
+            loaded = self._read(state_dict)
+        except Exception as refusal:
+            words, error = str(refusal) or type(refusal).__name__, refusal
+        if error is not None and not self._teams:
+            raise error
+        if words := self._any_words(words):  # what one rank refuses, all ranks refuse
+            raise ValueError(words) from error
+        self.param_groups, saved, adam = loaded
+        self._started = True
         checkpoint.fill_(self._buckets, saved, adam)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
-    def _refused_together(self) -> AbstractContextManager[None]:
-        """What one rank refuses, all ranks of its teams refuse, in the same words."""
-        if not self._teams:
-            return nullcontext()
-        from .ranks.team import refused_together
-
-        return refused_together(list(self._teams.values()))
+    def _read(self, state_dict: dict[str, Any]) -> tuple[list[Any], checkpoint.Entries, bool]:
+        """Read and check a state: param groups, entries, and whether they are AdamW's."""
+        validate.check_state_dict(state_dict)
+        state_dict = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = pre_hook(self, state_dict) or state_dict
+        groups = checkpoint.read_groups(state_dict, self.param_groups, self.method.name)
+        lenient: set[Tensor] = set()  # parameters whose gradients may bring in NaN and Inf
+        for group, shaping in zip(groups, self._shaping, strict=True):
+            o = Options.of(group, self._own)
+            validate.check_shaping(o.shaping, shaping)
+            lenient |= set(group["params"] if o.nonfinite == "propagate" else ())
+        params, names = self._parameters(), self._names()
+        saved, adam = checkpoint.read_state(state_dict, params, self._buckets, lenient, names)
+        if adam:
+            validate.warn_if_without_basis(self._buckets, names)
+        return groups, saved, adam
 
     def __getstate__(self) -> dict[str, Any]:
         """For deepcopy and pickle: each parameter has its own values, not views of stacks."""

@@ -456,22 +456,15 @@ def refuse_entry(p: Tensor, name: str, fault: str, names: Mapping[Tensor, str]) 
     )
 
 
-def check_fit(
-    p: Tensor,
-    found: Mapping[str, tuple[int, ...] | None],
-    wanted: Mapping[str, tuple[int, ...] | None],
-    names: Mapping[Tensor, str],
-) -> None:
-    """Refuse entries that have other names or shapes than expected."""
-    for name in sorted({*found, *wanted}):
-        if found.get(name) != wanted.get(name):
-            raise ValueError(
-                f"the state of {called(p, names)} does not fit: {name!r} is "
-                f"{found.get(name, 'missing')} in the state and {wanted.get(name, 'absent')} "
-                "here. Load it into an optimizer with the same parameters and the same max_dim, "
-                "merge_dims, oversize, vectors, matrices, sides, moment, statistics, graft and "
-                "correction"
-            )
+def refuse_fit(
+    p: Tensor, name: str, found: object, wanted: object, names: Mapping[Tensor, str]
+) -> NoReturn:
+    """Refuse an entry of another name or shape than expected."""
+    raise ValueError(
+        f"the state of {called(p, names)} does not fit: {name!r} is {found} in the state and "
+        f"{wanted} here. Load it into an optimizer with the same parameters and the same max_dim, "
+        "merge_dims, oversize, vectors, matrices, sides, moment, statistics, graft and correction"
+    )
 
 
 # -------------------------------------------------------------------- ranks
@@ -500,21 +493,3 @@ def check_member(rank: int) -> None:
 def refuse_placement(p: Tensor, why: str) -> NoReturn:
     """Refuse a DTensor that this rank cannot work with."""
     raise ValueError(f"a parameter of shape {tuple(p.shape)} {why}")
-
-
-def check_meshes(known: Sequence[tuple[Tensor, list[int]]], names: Mapping[Tensor, str]) -> None:
-    """Refuse meshes if some ranks know one of them and others know both.
-
-    All ranks of a mesh know its slices. With other meshes, ranks that have no part in a parameter
-    would raise an error, or not have the parameter, and the other ranks would wait for them. Every
-    rank sees the same parameters, so all raise the same error without communicating.
-    """
-    for p, ranks in known:
-        first, expected = known[0]
-        if ranks != expected:
-            raise ValueError(
-                f"{called(first, names)} lies on a mesh cut from the ranks {expected}, and "
-                f"{called(p, names)} on one cut from {ranks}; the meshes of an optimizer must have "
-                "the same ranks or be slices of one mesh: slice one init_device_mesh, or build an "
-                "optimizer for each mesh, on its ranks only"
-            )

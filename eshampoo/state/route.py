@@ -46,14 +46,6 @@ class Part:
         block = state.exp_avg.shape[1:]
         self.alike = self.shapes == [(size,) if self.padded else block for size in sizes]
         self.nbytes = (stop - start) * room * state.step.element_size()
-        self._buffer: Tensor | None = None
-
-    def buffer(self, stays: bool) -> Tensor:
-        """Memory for the gradients; allocating it at every step costs a CPU 3 % of the step."""
-        s, memory = self.state, self._buffer
-        memory = torch.empty_like(s.exp_avg, dtype=s.step.dtype) if memory is None else memory
-        self._buffer = memory if stays else None
-        return memory
 
     def rows(self, X: Tensor) -> list[Tensor]:
         """The entries of each block in a stack, in the shape that they have in the parameter."""
@@ -99,10 +91,10 @@ class Local:
         """Gradients stay, and shards vote."""
         self.votes = self.voters.vote(self.parameters) if vote and self.voters else None
 
-    def gather(self, part: Part, stays: bool) -> tuple[Tensor, Tensor | None]:
+    def gather(self, part: Part) -> tuple[Tensor, Tensor | None]:
         """Write the gradients of the blocks that have one into a stack; zero elsewhere."""
         here = [p.grad is not None for p in part.parameters]
-        G, every = part.buffer(stays), all(here)
+        G, every = torch.empty_like(part.state.exp_avg, dtype=part.state.step.dtype), all(here)
         if part.padded or not every:
             G.zero_()
         grads = [g for p in part.parameters if (g := p.grad) is not None]
