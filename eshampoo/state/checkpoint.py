@@ -192,7 +192,7 @@ def fill_(buckets: Sequence[Bucket], saved: Entries, adam: bool) -> None:
                 view.fill_(value)
             elif bucket.elementwise:
                 sharded = is_sharded(p) and value.dim() > 0
-                view.copy_(held_piece(value, p) if sharded else value)
+                view.copy_(held_piece(value, p) if sharded else gathered(value))
             else:
                 view.copy_(converted(name, bucket.route.held(value, p), view))
         bucket.set_clock()
