@@ -205,7 +205,7 @@ def teams_of(
             known[key] = Team.of_mesh(mesh) if mesh is not None else Team(key)  # type: ignore
         teams[p] = known[key]
     layout = {
-        f"parameter {number} of param group {index}": described(p, names)
+        f"parameter {number} of param group {index}": layout_of(p, names)
         for number, p in enumerate(params)
     }
     for p, what in zip(params, layout, strict=True):
@@ -230,7 +230,7 @@ def facts_of(o: Options) -> Facts:
     return {name: repr(value) for name, value in values.items()}
 
 
-def described(p: Tensor, names: Mapping[Tensor, str]) -> str:
+def layout_of(p: Tensor, names: Mapping[Tensor, str]) -> str:
     """A parameter's name, shape and dtype, and its placements."""
     what = f"{names.get(p, 'without a name')} {tuple(p.shape)} {p.dtype}"
     if isinstance(p, DTensor):

@@ -59,7 +59,7 @@ def collect(buckets: Sequence[Bucket]) -> Entries:
     return stored
 
 
-def pack(groups: Sequence[Mapping[str, Any]], stored: Entries) -> dict[str, Any]:
+def state_dict_of(groups: Sequence[Mapping[str, Any]], stored: Entries) -> dict[str, Any]:
     """A state as plain data, without code, which the constructor of the next optimizer provides."""
     numbers: dict[Tensor, int] = {}
     packed_groups, start = [], 0
