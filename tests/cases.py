@@ -15,7 +15,7 @@ from torch import nn
 
 import eshampoo
 from eshampoo import Muon, schedules
-from eshampoo.optimizers import CLASSES
+from eshampoo.classes import CLASSES
 
 # Muon has no basis, and a test file of its own.
 METHODS = {cls.__name__: cls for cls in CLASSES if cls is not Muon}
