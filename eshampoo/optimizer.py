@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import chain
+from multiprocessing.context import get_spawning_popen
 from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
@@ -380,6 +381,8 @@ class EigenbasisOptimizer(Optimizer):
         self._follow()
         own = {"defaults": self.defaults, "param_groups": self.param_groups}
         state = {p: {n: v.clone() for n, v in entry.items()} for p, entry in self.state.items()}
+        if get_spawning_popen() is not None:
+            self._sent = state  # tensors on their way to a new process must live until it starts
         return {**own, "state": state, "started": self._started}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
