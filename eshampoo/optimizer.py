@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import chain
+from multiprocessing.context import get_spawning_popen
 from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
@@ -158,11 +159,15 @@ class EigenbasisOptimizer(Optimizer):
     def _take_over_entries(self) -> None:
         """Load entries that were written into `state`; a parameter without any starts afresh."""
         theirs = {p: self.state.get(p) or {} for p in self._shown}
-        if any(map(is_not, chain.from_iterable(map(dict.values, theirs.values())), self._views)):
+        values = list(chain.from_iterable(map(dict.values, theirs.values())))
+        if len(values) != len(self._views) or any(map(is_not, values, self._views)):
             names, wanted = self._names(), checkpoint.expected(self._buckets)
             for p, entry in theirs.items():
                 checkpoint.check_entries(p, entry, wanted.get(p, {}), names)
-            copies = {p: {n: local(v).clone() for n, v in e.items()} for p, e in theirs.items()}
+            copies = {
+                p: {n: local(v).clone() if isinstance(v, Tensor) else v for n, v in e.items()}
+                for p, e in theirs.items()
+            }
             checkpoint.fill_(self._buckets, copies, adam=False)
         self._show(list(self._shown), self._buckets)
         self._remember()
@@ -175,7 +180,7 @@ class EigenbasisOptimizer(Optimizer):
             group["params"] = list(group["params"])
         now, looks = [group["params"] for group in self.param_groups], iter(self._looks)
         shapes = [[next(looks)[0] for _ in group] for group in self._params]
-        validate.check_params(self._parameters(), {})
+        validate.check_params(self._parameters(), self._names())
         validate.check_successors(shapes, now, self._names())
         stored = checkpoint.collect([b for b in self._buckets if not b.state.step.is_meta])
         pairs = zip(chain(*self._params), chain(*now), strict=True)
@@ -376,6 +381,8 @@ class EigenbasisOptimizer(Optimizer):
         self._follow()
         own = {"defaults": self.defaults, "param_groups": self.param_groups}
         state = {p: {n: v.clone() for n, v in entry.items()} for p, entry in self.state.items()}
+        if get_spawning_popen() is not None:
+            self._sent = state  # tensors on their way to a new process must live until it starts
         return {**own, "state": state, "started": self._started}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,11 +1,10 @@
-"""Places in which an optimizer may find itself: inference mode, other processes, fake tensors."""
+"""Where an optimizer may find itself: inference mode, threads, other processes, the meta device."""
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 from cases import METHODS, assert_same, feed, parameters, problem, run
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eshampoo import EShampoo
 
@@ -13,7 +12,7 @@ SHAPES = [(4, 4), (5, 3), (3,)]
 
 
 @pytest.mark.parametrize("where", ["construction", "a step", "loading"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
 def test_inference_mode_leaves_nothing_behind(method, where):
     tensors, grads = problem(SHAPES, 6)
     params, twin = parameters(tensors), parameters(tensors)
@@ -30,8 +29,7 @@ def test_inference_mode_leaves_nothing_behind(method, where):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["full", "lean"])
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "FullMatrixAdam"])
+@pytest.mark.parametrize(("method", "form"), [("EShampoo", "lean"), ("Shampoo", "full")])
 def test_layers_of_usual_sizes_train_on_several_threads(two_threads, method, form):
     """Libraries of linear algebra go other ways with large matrices, many of them, and threads.
 
@@ -63,15 +61,8 @@ def test_layers_of_usual_sizes_train_on_several_threads(two_threads, method, for
 def test_parameters_made_in_inference_mode_are_refused():
     with torch.inference_mode():
         net = nn.Linear(3, 2)
-    with pytest.raises(RuntimeError, match=r"'weight'.*inference_mode"):
+    with pytest.raises(TypeError, match=r"'weight'.*inference_mode"):
         EShampoo(net.named_parameters())
-
-
-def test_fake_tensors_are_refused():
-    with FakeTensorMode():
-        net = nn.Linear(3, 2)
-        with pytest.raises(NotImplementedError, match=r"'weight'.*meta device"):
-            EShampoo(net.named_parameters())
 
 
 def test_on_the_meta_device_the_size_of_the_state_is_known():
@@ -98,13 +89,12 @@ def elsewhere(net, optimizer, pipe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [0, 4])
-def test_model_and_optimizer_go_to_a_spawned_process_and_train_there(steps):
+def test_model_and_optimizer_go_to_a_spawned_process_and_train_there():
     def made():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
         optimizer = EShampoo(net.parameters(), frequency=2)
-        train(net, optimizer, steps)
+        train(net, optimizer, 4)
         optimizer.zero_grad()
         return net, optimizer
 
@@ -120,7 +110,6 @@ def test_model_and_optimizer_go_to_a_spawned_process_and_train_there(steps):
     assert [p.detach().tolist() for p in here[0].parameters()] == found
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_lr_is_looked_at_before_the_parameters(method):
+def test_lr_is_looked_at_before_the_parameters():
     with pytest.raises(ValueError, match="lr"):
-        METHODS[method](None, lr=-1e-3)
+        EShampoo(None, lr=-1e-3)

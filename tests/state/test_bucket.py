@@ -15,6 +15,7 @@ from cases import (
 )
 
 from eshampoo import EShampoo
+from eshampoo.step.step import batches, plan
 
 SHAPES = [(4, 4), (3, 3, 3), (5,), (4, 4), (), (4, 4), (7, 5), (5,), (16,)]
 OPTIONS = {
@@ -58,12 +59,11 @@ def test_batched_is_one_at_a_time_to_the_last_digits_on_full_rank_factors(method
         assert_close(together[i].detach(), p.detach(), 1e-12)
 
 
-@pytest.mark.parametrize("method", FIRST_IS_FAST)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
 def test_the_order_of_parameters_is_irrelevant(method):
     shapes = [(4, 4), (3, 3), (5,), (4, 4), (), (3, 3)]
     tensors, grads = problem(shapes, 40)
-    options = {"frequency": 17} if method == "FullMatrixAdam" else {"frequency": 3}
-    options |= {} if method == "FullMatrixAdam" else {"merge_dims": False}
+    options = {"frequency": 3, "merge_dims": False}
     reference = parameters(tensors)
     run(METHODS[method](reference, **options), reference, grads)
     for order in ([5, 4, 3, 2, 1, 0], [2, 0, 5, 1, 4, 3]):
@@ -73,11 +73,11 @@ def test_the_order_of_parameters_is_irrelevant(method):
             assert_close(a.detach(), b.detach(), 1e-12)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("at", [0, 1, 3, 5])
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
+@pytest.mark.parametrize("at", [0, 1, 5])
 def test_a_group_can_join_at_any_time(method, at):
     tensors, grads = problem([(4, 4), (3, 3)], 10)
-    options = {"frequency": 17} if method == "FullMatrixAdam" else {"frequency": 3}
+    options = {"frequency": 3}
     joined, alone = parameters(tensors), parameters(tensors)
     optimizer = METHODS[method](joined[:1], **options)
     for t, (G, H) in enumerate(grads):
@@ -131,7 +131,7 @@ def test_stacks_larger_than_a_part_are_worked_on_in_parts(monkeypatch):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
 def test_what_is_admitted_together_moves_as_if_admitted_alone(method, monkeypatch):
     shapes = [(4, 4), (5,), (3, 3), (7, 5), (4, 4), (2,)]
     tensors, grads = problem(shapes, 9)
@@ -140,28 +140,11 @@ def test_what_is_admitted_together_moves_as_if_admitted_alone(method, monkeypatc
         monkeypatch.setattr("eshampoo.state.blocks.THREAD_BYTES", room)
         params = parameters(tensors)
         optimizer = METHODS[method](params, **OPTIONS[method])
+        feed(params, grads[0])
+        tasks = plan("step", optimizer._buckets, optimizer._options())
         run(optimizer, params, grads)
-        finals.append((len(optimizer._batches), params))
+        finals.append((len(batches(tasks)), params))
     (together, joined), (apart, single) = finals
     assert together < apart
     for p, q in zip(joined, single, strict=True):
         assert_close(p.detach(), q.detach(), 1e-9)
-
-
-def test_memory_for_waiting_gradients_stays_only_where_every_step_checks():
-    tensors, grads = problem([(6, 4)] * 3, 8)
-    params = parameters(tensors)
-    optimizer = EShampoo(params, frequency=1, tau=0.5)
-
-    def buffers():
-        parts = [part for batch in optimizer._batches for _, part in batch.parts]
-        return [part._buffer.data_ptr() for part in parts if part._buffer is not None]
-
-    run(optimizer, params, grads[:2])
-    kept = buffers()
-    run(optimizer, params, grads[2:4])
-    assert kept
-    assert buffers() == kept
-    optimizer.param_groups[0]["frequency"] = 2
-    run(optimizer, params, grads[4:])
-    assert buffers() == []

@@ -1,17 +1,18 @@
-"""Which sides of a parameter have a basis, and how it is cut."""
+"""Which sides of a parameter have a basis, and the blocks that it is cut into."""
 
 import pytest
 import torch
-from cases import choices, compare, parameters
+from cases import assert_close, choices, compare, parameters, problem, run
 
 from eshampoo import EShampoo
-from eshampoo.optimizers import EShampooOptions
-from eshampoo.state.cutting import SKINNY, every_side
+from eshampoo.classes import EShampooKeywords
+from eshampoo.options import Options, offered
+from eshampoo.sides import MAX_ASPECT, every_side
 
 
 def sides(shape, **options):
     """Shape of the blocks and modes with a basis."""
-    joined, modes = every_side(shape, EShampooOptions.of(options))
+    joined, modes = every_side(shape, Options.of(options, offered(EShampooKeywords)))
     return [[shape[dim] for dim in dims] for dims in joined], modes
 
 
@@ -46,7 +47,7 @@ def test_a_parameter_with_one_dimension_above_one_is_a_vector():
 
 
 def test_a_skinny_matrix_has_a_basis_on_its_small_side_alone():
-    wide = SKINNY * 4
+    wide = MAX_ASPECT * 4
     assert sides((4, wide - 1))[1] == (0, 1)
     assert sides((4, wide))[1] == (0,)
     assert sides((wide, 4))[1] == (1,)
@@ -74,3 +75,36 @@ def test_one_side_of_a_block_can_have_the_only_basis():
     assert sides((4, 4), merge_dims=False, sides="smaller")[1] == (1,)
     # A side that is too large for a basis gets none in this way either.
     assert sides((4, 16 * 5), merge_dims=False, sides="right")[1] == ()
+
+
+# Blocks -------------------------------------------------------------------------------------------
+
+
+def test_the_blocks_of_a_parameter_are_parameters_of_their_own():
+    tensors, grads = problem([(7, 5)], 12)
+    cuts = [(slice(a, a + 3), slice(b, b + 3)) for a in (0, 3, 6) for b in (0, 3)]
+    options = {"frequency": 4, "tau": 0.0, "max_dim": 3, "merge_dims": False, "vectors": "full"}
+    whole, pieces = parameters(tensors), parameters([tensors[0][cut] for cut in cuts])
+    run(EShampoo(whole, **options), whole, grads)
+    run(EShampoo(pieces, **options), pieces, [[G[cut] for cut in cuts] for (G,) in grads])
+    for cut, piece in zip(cuts, pieces, strict=True):
+        assert_close(whole[0].detach()[cut], piece.detach(), 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((40, 24), {"max_dim": 16}),
+        ((5, 4, 3, 3), {"max_dim": 4}),
+        ((5, 4, 3, 3), {"max_dim": 12, "merge_dims": True}),
+        ((1, 33), {"max_dim": 16}),
+        ((9, 1, 9), {"max_dim": 4, "oversize": "identity"}),
+    ],
+)
+def test_blocks_round_trip_exactly(shape, options):
+    """Before the first basis the update is elementwise, so any misplaced entry would show."""
+    tensors, grads = problem([shape], 3)
+    blocked, plain = parameters(tensors), parameters(tensors)
+    run(EShampoo(blocked, frequency=50, **options), blocked, grads)
+    run(EShampoo(plain, matrices="adam", vectors="adam"), plain, grads)
+    assert torch.equal(blocked[0].detach(), plain[0].detach())
