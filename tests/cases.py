@@ -405,6 +405,16 @@ def assert_same(a, b, where="", bitwise=True):
         assert a == b or (a != a and b != b), where
 
 
+def check_offsets(optimizer, params):
+    """By how much of the gap the checks of each block come earlier, with frequency="auto"."""
+    numbers = {p: number for number, p in enumerate(params)}
+    return {
+        (numbers[block.parameter], block.number): block.check_offset
+        for bucket in optimizer._buckets
+        for block in bucket.blocks
+    }
+
+
 class Pair:
     """The library and its oracle with the same parameters and options."""
 
@@ -412,6 +422,8 @@ class Pair:
         self.params = parameters(tensors, dtype)
         self.optimizer = getattr(eshampoo, method)(self.params, **options)
         self.oracle = getattr(oracles, method)(self.params, **options)
+        for (number, block), offset in check_offsets(self.optimizer, self.params).items():
+            self.oracle.blocks[number][block].offset = offset
 
     def change(self, **values):
         """Write new values into the param group."""
