@@ -86,8 +86,8 @@ class EigenbasisOptimizer(Optimizer):
         if self._laid_out:
             self._follow()
         given, before = param_group["params"], len(self.param_groups)
-        if not isinstance(given, Tensor | set):  # torch refuses sets
-            given = list(given)
+        if not isinstance(given, set):  # torch refuses sets
+            given = [given] if isinstance(given, Tensor) else list(given)
             tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in given]
             check_params([p for p in tensors if isinstance(p, Tensor)], {})
         grafted = "rms" in self._own and param_group.get("graft") is not None
