@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from eshampoo.state import binding
+from eshampoo import optimizer
 
 
 class Operation(NamedTuple):
@@ -103,13 +103,15 @@ def copy_(X, value):
 
 def at(X, index):
     """X[index] for numbers and slices, which make a view."""
-    dim = 0
-    for i in index if isinstance(index, tuple) else (index,):
+    dim, indices = 0, index if isinstance(index, tuple) else (index,)
+    for number, i in enumerate(indices, start=1):
         if isinstance(i, slice):
             X = torch.ops.aten.slice(X, dim, i.start, i.stop, i.step or 1)
             dim += 1
         elif isinstance(i, int):
             X = X.select(dim, i)
+        elif i is ...:
+            dim = X.dim() - (len(indices) - number)
         else:
             raise NotImplementedError(f"{i!r} is no number and no slice")
     return X
@@ -118,13 +120,13 @@ def at(X, index):
 @contextmanager
 def pretended_gpu():
     """What is made with device="cuda" in here is fake, and the optimizer does not refuse it."""
-    check = binding.check_kinds
-    binding.check_kinds = lambda params, names: None
+    check = optimizer.check_params
+    optimizer.check_params = lambda params, names: None
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), WithoutCuda():
             yield
     finally:
-        binding.check_kinds = check
+        optimizer.check_params = check
 
 
 def traced(action):
