@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
@@ -12,32 +11,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from . import validate
 from .methods import Method
 from .options import Keywords, Options, Statistics, offered
 from .report import BasisReport, reports
-from .sides import MAX_ASPECT
 from .state import checkpoint
 from .state.bucket import Bucket, entries
-from .state.dtensor import held_sizes, is_sharded
+from .state.dtensor import held_sizes, is_sharded, local
 from .state.layout import build
 from .step.precision import guarded
 from .step.step import TAKE, plan
 from .torch_names import not_compiled
-from .validate import (
-    Failure,
-    check_copyable,
-    check_materialised,
-    check_observable,
-    check_params,
-    check_shaping,
-    check_state_dict,
-    check_successors,
-    failed_bases,
-    raise_for_nonfinite,
-    refuse_gradient,
-    warn_if_without_basis,
-    warn_of_skipped,
-)
 
 if TYPE_CHECKING:
     from .ranks.team import Team
@@ -79,20 +63,18 @@ class EigenbasisOptimizer(Optimizer):
             False  # stepped, or loaded a state; told of skipped gradients
         )
         self._calls = {"step": self.method.start, "observe": 0}  # the same on all ranks
-        self._failures: list[Failure] = []  # bases that failed too often, until all ranks know
+        self._failures: list[
+            validate.Failure
+        ] = []  # bases that failed too often, until all ranks know
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, at any time; nothing changes if it is refused."""
         if self._laid_out:
             self._follow()
-        given, before = param_group["params"], len(self.param_groups)
-        if not isinstance(given, Tensor | set):  # torch refuses sets
-            given = list(given)
-            tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in given]
-            check_params([p for p in tensors if isinstance(p, Tensor)], {})
+        before = len(self.param_groups)
         grafted = "rms" in self._own and param_group.get("graft") is not None
         size = {"rms": None} if grafted else {}  # a graft sets the size of updates instead
-        super().add_param_group({**size, **param_group, "params": given})
+        super().add_param_group({**size, **param_group})
         try:
             self._build(before)
         except BaseException:
@@ -108,7 +90,7 @@ class EigenbasisOptimizer(Optimizer):
         names, o = self._names(), Options.of(group, self._own)
         # Numbers of other libraries become Python numbers, which checkpoints can hold.
         group.update({name: getattr(o, name) for name in self._own})
-        check_params(group["params"], names)
+        validate.check_params(group["params"], names)
         params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
         teams: dict[Tensor, Team] = {}
         if o.process_group is not None or any(map(is_sharded, params)):
@@ -116,7 +98,7 @@ class EigenbasisOptimizer(Optimizer):
 
             groups = max(self._expected_groups, index + 1)
             about = {"the method": self.method.name, "the number of param groups": str(groups)}
-            teams = teams_of(params, o, index, about, self._parameters(), names, self._teams)
+            teams = teams_of(params, o, index, about, names, self._teams)
         buckets = build(index, params, self.method, o, teams, names)
         self._buckets += buckets
         self._shaping.append(o.shaping)
@@ -163,9 +145,7 @@ class EigenbasisOptimizer(Optimizer):
             or sum(map(len, self._shown.values())) != len(self._views)
             or any(map(is_not, values, self._views))
         ):
-            checkpoint.take_over_(self._buckets, self.state, self._names())
-            self._show(list(self._shown), self._buckets)
-            self._remember()
+            self._take_over_entries()
         groups = [group["params"] for group in self.param_groups]
         params = list(chain(*groups))
         if (
@@ -175,6 +155,18 @@ class EigenbasisOptimizer(Optimizer):
         ):
             self._move_state()
 
+    def _take_over_entries(self) -> None:
+        """Load entries that were written into `state`; a parameter without any starts afresh."""
+        theirs = {p: self.state.get(p) or {} for p in self._shown}
+        if any(map(is_not, chain.from_iterable(map(dict.values, theirs.values())), self._views)):
+            names, wanted = self._names(), checkpoint.expected(self._buckets)
+            for p, entry in theirs.items():
+                checkpoint.check_entries(p, entry, wanted.get(p, {}), names)
+            copies = {p: {n: local(v).clone() for n, v in e.items()} for p, e in theirs.items()}
+            checkpoint.fill_(self._buckets, copies, adam=False)
+        self._show(list(self._shown), self._buckets)
+        self._remember()
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def _move_state(self) -> None:
@@ -183,8 +175,8 @@ class EigenbasisOptimizer(Optimizer):
             group["params"] = list(group["params"])
         now, looks = [group["params"] for group in self.param_groups], iter(self._looks)
         shapes = [[next(looks)[0] for _ in group] for group in self._params]
-        check_params(self._parameters(), {})
-        check_successors(shapes, now, self._names())
+        validate.check_params(self._parameters(), {})
+        validate.check_successors(shapes, now, self._names())
         stored = checkpoint.collect([b for b in self._buckets if not b.state.step.is_meta])
         pairs = zip(chain(*self._params), chain(*now), strict=True)
         moved = {q: stored[p] for p, q in pairs if p in stored}
@@ -240,7 +232,7 @@ class EigenbasisOptimizer(Optimizer):
         # Options and gradients are read, and refused if they are wrong, before anything changes.
         options, count = self._options(), self._calls[call] + 1
         if call == "observe":
-            check_observable(options)
+            validate.check_observable(options)
         shared = bool(self._teams)
         checks = shared and any(o.statistics == call and o.checks_at(count) for o in options)
         if checks or (shared and not self._started):
@@ -248,7 +240,7 @@ class EigenbasisOptimizer(Optimizer):
         self._check_gradients(options)
         tasks = plan(call, self._buckets, options)
         if not self._started:
-            warn_if_without_basis(self._buckets, options, self._names(), MAX_ASPECT)
+            validate.warn_if_without_basis(self._buckets, self._names())
             self._started = True
         devices = {bucket.memory[0].type for bucket in self._buckets}
         with guarded(devices, any(o.precision == "highest" for o in options)):
@@ -256,43 +248,39 @@ class EigenbasisOptimizer(Optimizer):
         self._calls[call] += 1
         if skipped and not self._warned:
             self._warned = True
-            warn_of_skipped(skipped, self._names())
+            validate.warn_of_skipped(skipped, self._names())
         self._failures += failures
-        if self._failures or checks:
-            self._raise_failures(checks)
+        if checks or (self._failures and not shared):  # ranks tell each other at their checks
+            words = self._any_words(validate.failed_bases(self._failures, self._names()))
+            self._failures = []
+            if words:
+                raise RuntimeError(words)
 
     def _check_gradients(self, options: Sequence[Options]) -> None:
         """Place the gradients of DTensors like their parameters; refuse gradients of no use."""
         params = self._parameters()
         for p, team in self._team_of.items():
             team.lay_out_gradient(p)
-        if params and params[0].is_meta:
-            check_materialised(params, self._names())
+        if any(p.is_meta for p in params):
+            validate.check_materialised(params, self._names())
         grads = [(p, p.grad) for p in params if p.grad is not None]
         for p, grad in grads:
             if grad.is_sparse or grad.is_complex():
-                refuse_gradient(p, grad, self._names())
-        watched: dict[Team | None, list[Tensor]] = {}
-        for group, o in zip(self.param_groups, options, strict=True):
-            for p in group["params"] if o.nonfinite == "raise" else ():
-                its_team = self._team_of.get(p)
-                if p.numel() > 0 and (p.grad is not None or its_team):
-                    watched.setdefault(its_team, []).append(p)
-        bad = []
-        for its_team, some in watched.items():
-            sizes = held_sizes(some) if its_team is None else its_team.sizes(some)
-            bad += [p for p, size in zip(some, sizes.tolist(), strict=True) if not size < 1]
-        if bad:
-            raise_for_nonfinite(bad, self._names())
+                validate.refuse_gradient(p, grad, self._names())
+        pairs = zip(self.param_groups, options, strict=True)
+        watched = [p for group, o in pairs if o.nonfinite == "raise" for p in group["params"]]
+        if watched:
+            sizes = zip(watched, held_sizes(watched).tolist(), strict=True)
+            bad = [p for p, size in sizes if not size < 1]
+            if words := self._any_words(validate.not_finite(bad, self._names())):
+                raise FloatingPointError(words)
 
-    def _raise_failures(self, checks: bool) -> None:
-        """Raise an error for bases that failed too often; ranks tell each other at their checks."""
-        words = failed_bases(self._failures, self._names())
-        for team in self._teams.values() if checks else ():
+    def _any_words(self, words: str) -> str:
+        """What any rank has to say; "" if none has."""
+        teams = list(self._teams.values())
+        for team in teams if len(teams) < 2 else [*teams, *teams]:  # twice, to reach all ranks
             words = team.any_words(words)
-        if words and (checks or not self._teams):
-            self._failures = []
-            raise RuntimeError(words)
+        return words
 
     def _agree(self, call: str) -> None:
         """Refuse a call that other ranks do not make, or make with other options."""
@@ -309,7 +297,7 @@ class EigenbasisOptimizer(Optimizer):
         if unknown or any(map(is_not, raw, self._raw_options)):
             options = [Options.of(group, self._own) for group in groups]
             for o, shaping in zip(options, self._shaping, strict=True):
-                check_shaping(o.shaping, shaping)
+                validate.check_shaping(o.shaping, shaping)
             self._raw_options, self._options_cache = raw, options
         return self._options_cache
 
@@ -349,40 +337,42 @@ class EigenbasisOptimizer(Optimizer):
         """
         self._follow()
         self._agree("load_state_dict()")
-        with self._refused_together():
-            check_state_dict(state_dict)
-            state_dict = dict(state_dict)
-            for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
-                state_dict = pre_hook(self, state_dict) or state_dict
-            groups = checkpoint.read_groups(state_dict, self.param_groups, self.method.name)
-            options = [Options.of(group, self._own) for group in groups]
-            for o, shaping in zip(options, self._shaping, strict=True):
-                check_shaping(o.shaping, shaping)
-            lenient = {
-                p
-                for group, o in zip(groups, options, strict=True)
-                for p in (group["params"] if o.nonfinite == "propagate" else ())
-            }
-            params, names = self._parameters(), self._names()
-            saved, adam = checkpoint.read_state(state_dict, params, self._buckets, lenient, names)
-            if adam:
-                warn_if_without_basis(self._buckets, options, names, MAX_ASPECT)
-        self.param_groups, self._started = groups, True
+        words, error = "", None
+        try:
+            loaded = self._read(state_dict)
+        except Exception as refusal:
+            words, error = str(refusal) or type(refusal).__name__, refusal
+        if error is not None and not self._teams:
+            raise error
+        if words := self._any_words(words):  # what one rank refuses, all ranks refuse
+            raise ValueError(words) from error
+        self.param_groups, saved, adam = loaded
+        self._started = True
         checkpoint.fill_(self._buckets, saved, adam)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
-    def _refused_together(self) -> AbstractContextManager[None]:
-        """What one rank refuses, all ranks of its teams refuse, in the same words."""
-        if not self._teams:
-            return nullcontext()
-        from .ranks.team import refused_together
-
-        return refused_together(list(self._teams.values()))
+    def _read(self, state_dict: dict[str, Any]) -> tuple[list[Any], checkpoint.Entries, bool]:
+        """Read and check a state: param groups, entries, and whether they are AdamW's."""
+        validate.check_state_dict(state_dict)
+        state_dict = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = pre_hook(self, state_dict) or state_dict
+        groups = checkpoint.read_groups(state_dict, self.param_groups, self.method.name)
+        lenient: set[Tensor] = set()  # parameters whose gradients may bring in NaN and Inf
+        for group, shaping in zip(groups, self._shaping, strict=True):
+            o = Options.of(group, self._own)
+            validate.check_shaping(o.shaping, shaping)
+            lenient |= set(group["params"] if o.nonfinite == "propagate" else ())
+        params, names = self._parameters(), self._names()
+        saved, adam = checkpoint.read_state(state_dict, params, self._buckets, lenient, names)
+        if adam:
+            validate.warn_if_without_basis(self._buckets, names)
+        return groups, saved, adam
 
     def __getstate__(self) -> dict[str, Any]:
         """For deepcopy and pickle: each parameter has its own values, not views of stacks."""
-        check_copyable(self._teams)
+        validate.check_copyable(self._teams)
         self._follow()
         own = {"defaults": self.defaults, "param_groups": self.param_groups}
         state = {p: {n: v.clone() for n, v in entry.items()} for p, entry in self.state.items()}

@@ -13,30 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from . import validate
 from .checks import Every, WhenNew, when_new
 from .math.solvers import Solver
-from .validate import (
-    ABOVE_0,
-    ANYTHING,
-    AT_LEAST_0,
-    BELOW_1,
-    COUNT,
-    FREQUENCY,
-    LR,
-    PAIR,
-    POSITIVE,
-    SHARE,
-    SWITCH,
-    SWITCHES,
-    TAU,
-    Rule,
-    check_contradictions,
-    check_switches,
-    misspelt,
-    one_of,
-    or_none,
-    plain,
-)
+from .validate import Rule, one_of, or_none
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -110,17 +90,17 @@ class Common:
         process_group: the group of `torch.distributed` whose ranks share work and state.
     """
 
-    lr: float | Tensor = keyword(1e-3, LR)
-    betas: tuple[float, float] = keyword((0.9, 0.999), PAIR)
-    eps: float = keyword(1e-8, AT_LEAST_0)
-    weight_decay: float = keyword(1e-2, AT_LEAST_0)
+    lr: float | Tensor = keyword(1e-3, validate.LR)
+    betas: tuple[float, float] = keyword((0.9, 0.999), validate.PAIR)
+    eps: float = keyword(1e-8, validate.AT_LEAST_0)
+    weight_decay: float = keyword(1e-2, validate.AT_LEAST_0)
     _: KW_ONLY
     matrices: Matrices = keyword("kronecker", one_of(Matrices))
-    nesterov: bool = keyword(False, SWITCH)
-    maximize: bool = keyword(False, SWITCH)
+    nesterov: bool = keyword(False, validate.SWITCH)
+    maximize: bool = keyword(False, validate.SWITCH)
     nonfinite: NonFinite = keyword("skip", one_of(NonFinite))
     precision: Precision = keyword("highest", one_of(Precision))
-    process_group: "ProcessGroup | None" = keyword(None, ANYTHING)
+    process_group: "ProcessGroup | None" = keyword(None, validate.ANYTHING)
 
 
 @dataclass(frozen=True)
@@ -156,18 +136,18 @@ class Bases:
         max_dim: the largest size of a block; larger dimensions are split into several blocks.
     """
 
-    rms: float | None = keyword(0.4, or_none(POSITIVE))
-    budget: float | None = keyword(0.25, or_none(AT_LEAST_0))
-    tau: Tau = keyword(0.03, TAU)
-    frequency: Frequency = keyword("auto", FREQUENCY)
-    novelty: float = keyword(0.1, ABOVE_0)
+    rms: float | None = keyword(0.4, or_none(validate.POSITIVE))
+    budget: float | None = keyword(0.25, or_none(validate.AT_LEAST_0))
+    tau: Tau = keyword(0.03, validate.TAU)
+    frequency: Frequency = keyword("auto", validate.FREQUENCY)
+    novelty: float = keyword(0.1, validate.ABOVE_0)
     solver: Solver = keyword("eigh", one_of(Solver))
-    qr_iterations: int = keyword(10, COUNT)
-    exponent: float = keyword(0.5, POSITIVE)
+    qr_iterations: int = keyword(10, validate.COUNT)
+    exponent: float = keyword(0.5, validate.POSITIVE)
     state: Storage = keyword("full", one_of(Storage))
-    record: bool = keyword(False, SWITCH)
+    record: bool = keyword(False, validate.SWITCH)
     vectors: Vectors = keyword("adam", one_of(Vectors))
-    max_dim: int = keyword(1024, COUNT)
+    max_dim: int = keyword(1024, validate.COUNT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +195,7 @@ class SecondMoment:
             matrix A (Algorithm 1; blocks of at most 4096 elements).
     """
 
-    beta3: float | None = keyword(None, or_none(SHARE))
+    beta3: float | None = keyword(None, or_none(validate.SHARE))
     correction: Correction = keyword("naive", one_of(Correction))
 
 
@@ -247,7 +227,7 @@ class Roots:
     """
 
     variant: Variant = keyword("shampoo", one_of(Variant))
-    trace_scaling: bool = keyword(False, SWITCH)
+    trace_scaling: bool = keyword(False, validate.SWITCH)
     eigenvalues: Eigenvalues = keyword("stale", one_of(Eigenvalues))
 
 
@@ -260,8 +240,8 @@ class NewtonSchulz:
         ns_steps: iterations of Newton–Schulz.
     """
 
-    momentum: float = keyword(0.95, BELOW_1)
-    ns_steps: int = keyword(5, COUNT)
+    momentum: float = keyword(0.95, validate.BELOW_1)
+    ns_steps: int = keyword(5, validate.COUNT)
 
 
 # -------------------------------------------------------------------- what a step reads
@@ -277,21 +257,21 @@ class Options(NewtonSchulz, Roots, Grafting, SecondMoment, Observed, Blocks, Bas
     @classmethod
     def of(cls, group: Mapping[str, Any], own: Collection[str]) -> "Options":
         """Read and check a param group of an optimizer that takes the keywords `own`."""
-        for key in group.keys() - own - FOREIGN_KEYS - SWITCHES.keys():
-            if hint := misspelt(key, own, RULES):
+        for key in group.keys() - own - FOREIGN_KEYS - validate.SWITCHES.keys():
+            if hint := validate.misspelt(key, own, RULES):
                 raise ValueError(
                     f"a param group has the key {key!r}, which is not a keyword of this optimizer: "
                     f"{hint} Write the keyword, or rename the key if it is meant for other code"
                 )
-        check_switches(group)
+        validate.check_switches(group)
         values = {name: RULES[name].read(group[name]) for name in own if name in group}
         looks_ahead = values.get("nesterov") is True and "ns_steps" not in own
         options = cls(**values, looks_ahead=looks_ahead)
         for name, value in values.items():
             RULES[name].check(name, value)
-        BELOW_1.check("betas[0]", options.betas[0])
-        SHARE.check("betas[1]", options.betas[1])
-        check_contradictions(options)
+        validate.BELOW_1.check("betas[0]", options.betas[0])
+        validate.SHARE.check("betas[1]", options.betas[1])
+        validate.check_contradictions(options)
         return options
 
     @cached_property
@@ -352,8 +332,8 @@ class Options(NewtonSchulz, Roots, Grafting, SecondMoment, Observed, Blocks, Bas
     def threshold(self, step: int) -> float:
         """τ at step t, if it is a function."""
         assert callable(self.tau)
-        value = plain(self.tau(step))
-        TAU.check(f"tau({step})", value)
+        value = validate.plain(self.tau(step))
+        validate.TAU.check(f"tau({step})", value)
         return float(value)
 
 

@@ -1,7 +1,7 @@
 """What `basis_report()` returns: rows that print as a table and go into a log as scalars."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -123,43 +123,21 @@ class BasisReport(list[FactorReport]):
         return numbers
 
 
-def factor_reports(
-    bucket: Bucket, names: Mapping[Tensor, str]
-) -> Iterator[tuple[Tensor, FactorReport]]:
-    """The parameter and the report of every factor in a bucket."""
-    skipped, counters = bucket.state.skipped.tolist(), bucket.counters
-    for position, block in enumerate(bucket.blocks):
-        p = block.parameter
-        if not bucket.modes and skipped[position] > 0:
-            count, shape = int(skipped[position]), tuple(p.shape)
-            yield p, FactorReport(names.get(p), shape, 0, -1, 0, 0, 0, 0, 0.0, 0.0, 0, count, ())
-        for k, mode in enumerate(bucket.modes):
-            entry = position * len(bucket.modes) + k
-            yield (
-                p,
-                FactorReport(
-                    names.get(p),
-                    tuple(p.shape),
-                    block.number,
-                    mode,
-                    bucket.shape[mode],
-                    counters.checks[entry],
-                    counters.computations[entry],
-                    counters.waited[entry],
-                    counters.criterion[entry],
-                    counters.work[entry],
-                    counters.failures[entry],
-                    int(skipped[position]),
-                    tuple(counters.history.get(entry, ())),
-                ),
-            )
-
-
 def reports(
     buckets: Sequence[Bucket], params: Sequence[Tensor], names: Mapping[Tensor, str]
 ) -> BasisReport:
     """The factors of all buckets, in the order of their parameters."""
-    number = {p: n for n, p in enumerate(params)}
-    found = [pair for bucket in buckets for pair in factor_reports(bucket, names)]
-    found.sort(key=lambda pair: (number[pair[0]], pair[1].block, pair[1].mode))
-    return BasisReport(report for _, report in found)
+    rows: dict[Tensor, list[FactorReport]] = {p: [] for p in params}
+    for bucket in buckets:
+        skips, c, k = bucket.state.skipped.tolist(), bucket.counters, len(bucket.modes)
+        for position, block in enumerate(bucket.blocks):
+            p, skipped = block.parameter, int(skips[position])
+            about = names.get(p), tuple(p.shape), block.number
+            if k == 0 and skipped > 0:
+                rows[p].append(FactorReport(*about, -1, 0, 0, 0, 0, 0.0, 0.0, 0, skipped, ()))
+            for entry, mode in enumerate(bucket.modes, position * k):
+                found = (mode, bucket.shape[mode], *c.numbers(entry), skipped)
+                history = tuple(c.history.get(entry, ()))
+                rows[p].append(FactorReport._make((*about, *found, history)))
+    in_order = [sorted(own, key=lambda row: (row.block, row.mode)) for own in rows.values()]
+    return BasisReport(row for own in in_order for row in own)

@@ -37,13 +37,3 @@ def default_group() -> "dist.ProcessGroup":
 def flattened(mesh: "DeviceMesh") -> "DeviceMesh":
     """A mesh of several dimensions, flattened to one dimension, with a group."""
     return mesh._flatten()
-
-
-def root_ranks(mesh: "DeviceMesh") -> list[int]:
-    """The ranks of the mesh that this one is a slice of, or its own."""
-    find = getattr(mesh, "_get_root_mesh", None)
-    if find is None:  # older versions of torch have it elsewhere
-        from torch.distributed.device_mesh import _mesh_resources
-
-        return sorted(_mesh_resources.get_root_mesh(mesh).mesh.flatten().tolist())
-    return sorted(find().mesh.flatten().tolist())

@@ -6,9 +6,9 @@ An error states the value, the rule and the fix, and is raised before anything h
 import difflib
 import math
 import re
-import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
 
@@ -201,33 +201,12 @@ def check_shaping(now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
 
 def check_params(params: Iterable[Tensor], names: Mapping[Tensor, str]) -> None:
     """Refuse tensors that cannot be trained."""
-    fake = sys.modules.get("torch._subclasses.fake_tensor")  # no FakeTensor exists without it
     for p in params:
-        if not isinstance(p, Tensor):
+        if not p.is_floating_point() or p.is_inference():
+            made = "made in inference_mode" if p.is_inference() else f"of dtype {p.dtype}"
             raise TypeError(
-                f"a param group has a {type(p).__name__} among its 'params'; all must be "
-                "tensors: write names into 'param_names', in the same order"
-            )
-        if not (p.is_leaf or p.retains_grad):
-            raise ValueError(
-                f"a tensor of shape {tuple(p.shape)} is the result of {p.grad_fn}; parameters must "
-                "be leaf tensors: pass the tensors that it was computed from, or detach() it"
-            )
-        if not p.is_floating_point():
-            raise TypeError(
-                f"{called(p, names)} has dtype {p.dtype}; parameters must be real "
-                "floating-point tensors: leave it out or view it as real"
-            )
-        if p.is_inference():
-            raise RuntimeError(
-                f"{called(p, names)} was made in inference_mode, where nothing can be trained; "
-                "make the model outside of it"
-            )
-        if fake is not None and isinstance(p, fake.FakeTensor):
-            raise NotImplementedError(
-                f"{called(p, names)} is a FakeTensor; bases are computed from values, which it "
-                "does not have. To find out how much memory the state takes, build model and "
-                "optimizer on the meta device and add up the sizes in state_dict()"
+                f"{called(p, names)} is {made}; parameters must be real floating-point tensors, "
+                "made outside of inference_mode: leave it out or view it as real"
             )
 
 
@@ -236,37 +215,29 @@ def check_successors(
 ) -> None:
     """Refuse tensors in the param groups that cannot take over the state of those before them."""
     sizes, known = [len(group) for group in now], [len(group) for group in before]
+    fix = "put back the old tensors, use add_param_group(), or build a new optimizer"
     if sizes != known:
         raise ValueError(
             f"the param groups have {sizes} parameters now and had {known} when the state was laid "
-            "out; tensors can be replaced one for one by tensors of the same shape: put the others "
-            "back, use add_param_group(), or build a new optimizer"
+            f"out; tensors are followed by their place, one for one: {fix}"
         )
-    for shapes, tensors in zip(before, now, strict=True):
-        for number, (shape, q) in enumerate(zip(shapes, tensors, strict=True)):
-            if q.shape != shape:
-                raise ValueError(
-                    f"{called(q, names)} has taken the place of a tensor of shape {tuple(shape)}, "
-                    f"number {number} of its param group; only a tensor of the same shape can take "
-                    "over the state: put back the old tensor, or build a new optimizer"
-                )
-    seen: set[Tensor] = set()
-    for own in map(set, now):
-        for p in own & seen:
-            raise ValueError(f"{called(p, {})} is in more than one param group; leave it in one")
-        seen |= own
+    for shape, q in zip(chain(*before), chain(*now), strict=True):
+        if q.shape != shape:
+            raise ValueError(
+                f"{called(q, names)} has taken the place of a tensor of shape {tuple(shape)}; only "
+                f"a tensor of the same shape can take over its state: {fix}"
+            )
 
 
 def check_materialised(params: Iterable[Tensor], names: Mapping[Tensor, str]) -> None:
     """Refuse a step of parameters that were left on the meta device."""
-    left = [p for p in params if p.is_meta and p.grad is None and p.requires_grad]
-    if left:
-        raise RuntimeError(
-            f"{', '.join(called(p, names) for p in left)} of the optimizer is on the meta "
-            "device and has no gradient, so the model has been given another tensor: write the "
-            "model's tensors into param_groups[i]['params'], or build the optimizer after "
-            "materialising the model"
-        )
+    for p in params:
+        if p.is_meta and p.grad is None and p.requires_grad:
+            raise RuntimeError(
+                f"{called(p, names)} of the optimizer is on the meta device and has no gradient, "
+                "so the model has been given another tensor: write the model's tensors into "
+                "param_groups[i]['params'], or build the optimizer after materialising the model"
+            )
 
 
 def check_copyable(teams: Collection[object]) -> None:
@@ -307,37 +278,16 @@ def check_one_mode(shape: Sequence[int], max_dim: int) -> None:
         )
 
 
-def warn_if_without_basis(
-    buckets: Sequence["Bucket"],
-    options: Sequence["Options"],
-    names: Mapping[Tensor, str],
-    aspect: int,
-) -> None:
-    """Tell the user that no parameter has a basis, because of options or a flattened model.
-
-    The test is about parameters, so ranks that own no blocks come to the same result.
-    """
+def warn_if_without_basis(buckets: "Sequence[Bucket]", names: Mapping[Tensor, str]) -> None:
+    """Tell the user that no parameter has a basis, because of options or a flattened model."""
     params = [p for bucket in buckets for p in bucket.parameters]
     if not params or not all(bucket.elementwise for bucket in buckets):
         return
-    of_groups = {p: options[bucket.group] for bucket in buckets for p in bucket.parameters}
-    matrices = [p for p in params if sum(size != 1 for size in p.shape) > 1]
-    longest = max(matrices or params, key=Tensor.numel)
-    if not matrices:
-        why = (
-            "all are vectors. If a framework has flattened the model (DeepSpeed ZeRO, FSDP1), its "
-            "matrices have lost rows and columns: shard with FSDP2, or use DDP with process_group="
-        )
-    elif of_groups[longest].matrices == "adam":
-        why = "the matrices have matrices='adam'. Set that only in the param groups that need it"
-    else:
-        why = (
-            "its sides are too long for a basis: longer than max_dim with oversize='identity', or "
-            f"{aspect} times as long as the other side. Try sides='both', or a larger max_dim"
-        )
     warnings.warn(
-        f"nothing here has a basis, so this is AdamW: of {len(params)} parameters the largest is "
-        f"{called(longest, names)}, and {why}",
+        f"nothing here has a basis, so this is AdamW: the largest of {len(params)} parameters is "
+        f"{called(max(params, key=Tensor.numel), names)}. Vectors have none, nor do groups with "
+        "matrices='adam' and sides that are too long. If a framework has flattened the model "
+        "(DeepSpeed ZeRO, FSDP1), shard with FSDP2, or use DDP with process_group=",
         stacklevel=2,
     )
 
@@ -363,12 +313,14 @@ def refuse_gradient(p: Tensor, grad: Tensor, names: Mapping[Tensor, str]) -> NoR
     )
 
 
-def raise_for_nonfinite(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> NoReturn:
-    """Raise an error for gradients that are not finite, with nonfinite="raise"."""
-    listed = ", ".join(called(p, names) for p in params)
-    raise FloatingPointError(
-        f"the gradient of {listed} has NaN or Inf, or its squares overflow; nothing was "
-        "changed. Find the cause, or set nonfinite='skip' to leave such blocks out of the step"
+def not_finite(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> str:
+    """What to say about gradients that are not finite, with nonfinite="raise", or ""."""
+    if not params:
+        return ""
+    return (
+        f"the gradient of {', '.join(called(p, names) for p in params)} has NaN or Inf, or its "
+        "squares overflow; nothing was changed. Find the cause, or set nonfinite='skip' to leave "
+        "such blocks out of the step"
     )
 
 
@@ -411,22 +363,15 @@ NOT_NEGATIVE = (
 
 def check_state_dict(state_dict: object) -> None:
     """Refuse what does not have the form of an optimizer's state."""
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(
-            f"a state is a dictionary, but this is a {type(state_dict).__name__}; pass what "
-            "optimizer.state_dict() returned, on every rank"
-        )
-    state, groups = state_dict.get("state"), state_dict.get("param_groups")
-    if not (
-        isinstance(state, Mapping)
-        and isinstance(groups, list | tuple)
-        and all(isinstance(g, Mapping) and isinstance(g.get("params"), list) for g in groups)
-        and all(isinstance(state.get(i, {}), Mapping) for g in groups for i in g["params"])
-    ):
-        raise ValueError(
-            f"this is not the state of an optimizer: it has {sorted(map(str, state_dict))[:5]}, "
-            "and a state has 'state' and 'param_groups'. Pass what optimizer.state_dict() returned"
-        )
+    match state_dict:
+        case {"state": Mapping() as state, "param_groups": [*groups]} if all(
+            isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups
+        ) and all(isinstance(entry, Mapping) for entry in state.values()):
+            return
+    raise ValueError(
+        f"this {type(state_dict).__name__} is not the state of an optimizer, which has 'state' and "
+        "'param_groups'. Pass what optimizer.state_dict() returned, on every rank"
+    )
 
 
 def check_groups(
@@ -448,11 +393,9 @@ def check_groups(
         )
     for group in saved:
         if not methods and not {"betas", "eps"} <= group.keys():
-            keys = sorted(group.keys() - {"params", "param_names"})
             raise ValueError(
-                f"the param groups of the state have {keys}, without betas and eps: it is not a "
-                "state of AdamW, and only its lr and weight_decay would be used. Load a state of "
-                "AdamW or of this library, or start without one"
+                f"the param groups of the state have {sorted(group)}, without betas and eps: it is "
+                "not a state of AdamW. Load a state of AdamW or of this library, or start without"
             )
 
 
@@ -513,22 +456,15 @@ def refuse_entry(p: Tensor, name: str, fault: str, names: Mapping[Tensor, str]) 
     )
 
 
-def check_fit(
-    p: Tensor,
-    found: Mapping[str, tuple[int, ...] | None],
-    wanted: Mapping[str, tuple[int, ...] | None],
-    names: Mapping[Tensor, str],
-) -> None:
-    """Refuse entries that have other names or shapes than expected."""
-    for name in sorted({*found, *wanted}):
-        if found.get(name) != wanted.get(name):
-            raise ValueError(
-                f"the state of {called(p, names)} does not fit: {name!r} is "
-                f"{found.get(name, 'missing')} in the state and {wanted.get(name, 'absent')} "
-                "here. Load it into an optimizer with the same parameters and the same max_dim, "
-                "merge_dims, oversize, vectors, matrices, sides, moment, statistics, graft and "
-                "correction"
-            )
+def refuse_fit(
+    p: Tensor, name: str, found: object, wanted: object, names: Mapping[Tensor, str]
+) -> NoReturn:
+    """Refuse an entry of another name or shape than expected."""
+    raise ValueError(
+        f"the state of {called(p, names)} does not fit: {name!r} is {found} in the state and "
+        f"{wanted} here. Load it into an optimizer with the same parameters and the same max_dim, "
+        "merge_dims, oversize, vectors, matrices, sides, moment, statistics, graft and correction"
+    )
 
 
 # -------------------------------------------------------------------- ranks
@@ -557,21 +493,3 @@ def check_member(rank: int) -> None:
 def refuse_placement(p: Tensor, why: str) -> NoReturn:
     """Refuse a DTensor that this rank cannot work with."""
     raise ValueError(f"a parameter of shape {tuple(p.shape)} {why}")
-
-
-def check_meshes(known: Sequence[tuple[Tensor, list[int]]], names: Mapping[Tensor, str]) -> None:
-    """Refuse meshes if some ranks know one of them and others know both.
-
-    All ranks of a mesh know its slices. With other meshes, ranks that have no part in a parameter
-    would raise an error, or not have the parameter, and the other ranks would wait for them. Every
-    rank sees the same parameters, so all raise the same error without communicating.
-    """
-    for p, ranks in known:
-        first, expected = known[0]
-        if ranks != expected:
-            raise ValueError(
-                f"{called(first, names)} lies on a mesh cut from the ranks {expected}, and "
-                f"{called(p, names)} on one cut from {ranks}; the meshes of an optimizer must have "
-                "the same ranks or be slices of one mesh: slice one init_device_mesh, or build an "
-                "optimizer for each mesh, on its ranks only"
-            )

@@ -21,12 +21,8 @@ def plot_basis(report: BasisReport) -> "Figure":
     wait for budget, or kept the basis. The right side, which needs record=True, shows the criterion
     of every factor over the steps. Dots mark computed bases.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "plot_basis draws with matplotlib, which is not installed: pip install matplotlib"
-        ) from error
+    from matplotlib.figure import Figure
+
     layers = report.layers()
     if not layers:
         raise ValueError(
@@ -34,19 +30,20 @@ def plot_basis(report: BasisReport) -> "Figure":
             "pass the basis_report() of an optimizer in which a parameter has a basis"
         )
     recorded = any(row.history for row in report)
-    size = (11.0 if recorded else 6.0, 1.6 + 0.24 * len(layers))
-    figure = Figure(figsize=(size[0], max(3.6, size[1])), layout="constrained")
+    height = max(3.6, 1.6 + 0.24 * len(layers))
+    figure = Figure(figsize=(11.0 if recorded else 6.0, height), layout="constrained")
     axes = figure.subplots(1, 2 if recorded else 1, squeeze=False)[0]
     draw_outcomes(axes[0], layers)
     if recorded:
         draw_criteria(axes[1], report)
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def draw_outcomes(axes: "Axes", layers: dict[tuple[str, str], BasisReport]) -> None:
     """A bar per layer and factor: what its checks led to."""
-    labels = [f"{layer}  {letter}" for layer, letter in layers]
-    left = [0.0] * len(layers)
+    labels, left = [f"{layer}  {letter}" for layer, letter in layers], [0.0] * len(layers)
     checks = [max(1, sum(row.checks for row in rows)) for rows in layers.values()]
     computed = [sum(row.computations for row in rows) for rows in layers.values()]
     waited = [sum(row.waited for row in rows) for rows in layers.values()]
@@ -58,24 +55,20 @@ def draw_outcomes(axes: "Axes", layers: dict[tuple[str, str], BasisReport]) -> N
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.set_xlabel("share of the checks")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize=8)
 
 
 def draw_criteria(axes: "Axes", report: BasisReport) -> None:
     """A line per factor: its criterion at every check that was recorded."""
-    named: set[str] = set()
+    labels = {row.letter: f"factor {row.letter}" for row in report}
     for row in report:
-        steps = [step for step, value, _ in row.history if value > 0]
-        values = [value for _, value, _ in row.history if value > 0]
-        colour = LETTERS.get(row.letter, OTHER)
-        label = None if row.letter in named else f"factor {row.letter}"
-        axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.6, label=label)
-        computed = [(step, value) for step, value, new in row.history if new and value > 0]
-        axes.scatter([s for s, _ in computed], [v for _, v in computed], s=9, color=colour)
-        named.add(row.letter)
+        history = [check for check in row.history if check[1] > 0]
+        steps, values = [step for step, _, _ in history], [value for _, value, _ in history]
+        colour, label = LETTERS.get(row.letter, OTHER), labels.pop(row.letter, None)
+        computed = [number for number, (_, _, new) in enumerate(history) if new]
+        (line,) = axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.6, label=label)
+        line.set(marker="o", markersize=3, markevery=computed)
     axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_ylabel("criterion ‖Λ̂ − diag Λ̂‖ / ‖Λ̂‖")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper right", frameon=False, fontsize=8)

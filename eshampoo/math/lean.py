@@ -24,7 +24,6 @@ from .linalg import (
     GRAM_COLUMNS,
     GRAM_ROWS,
     average_,
-    make_room_,
     off_diagonal,
     off_norm,
     unfold,
@@ -103,8 +102,6 @@ def average_triangle_(factor: Tensor, X: Tensor, mode: int, beta: float, share: 
     """The triangle of L ← βL + (1−β) XXᵀ with the mode-i unfolding of X."""
     X = unfold(X, mode)
     _, d, r = X.shape
-    if beta == 1:
-        share = share * make_room_(factor, diagonal_of(factor).sum(1), X.square().sum((1, 2)))
     A_11, A_22, A_21 = _views(factor)
     m = A_11.shape[1]
     # A share of 0 keeps every bit: `tril` and `triu` give it to entries of the other triangle.

@@ -136,36 +136,13 @@ def average_(average: Tensor, value: Tensor, beta: float, share: Tensor) -> None
     if beta < 1:
         average.lerp_(value, share)
     else:
-        add_(average, value, share)
-
-
-def add_(total: Tensor, value: Tensor, share: Tensor) -> None:
-    """X ← X + share · value, clamped to half of the largest float, so that means stay finite."""
-    limit = torch.finfo(total.dtype).max / 2
-    total.addcmul_(value, share).clamp_(-limit, limit)
-
-
-def make_room_(total: Tensor, trace: Tensor, added: Tensor) -> Tensor:
-    """L ← cL before s·XXᵀ is added, so that its trace stays finite; returns s [N, 1, 1].
-
-    `trace` and `added` are Tr L and ‖X‖² [N]. c = s = 1 while there is room. A full sum becomes an
-    average, which forgets at most 1/64 at a time. If it stood still, a gradient would be divided by
-    a sum that has not seen it; clamped entry by entry, L would not stay positive semidefinite.
-    """
-    limit = torch.finfo(trace.dtype).max / 4
-    full, more = trace / limit, added / limit
-    c = (full + more).clamp_(1.0, 64 / 63).reciprocal_()
-    left = (1 - c * full).clamp_min_(0.0)
-    total.mul_(per_block(c, total))
-    return torch.where(more > left, left / more, 1.0).view(-1, 1, 1)
+        average.addcmul_(value, share)
 
 
 def average_gram_(factor: Tensor, X: Tensor, mode: int, beta: float, share: Tensor) -> None:
     """L ← βL + (1−β) XXᵀ with the mode-i unfolding of X; if large, in block rows and mirrored."""
     X = unfold(X, mode)
     N, d, r = X.shape
-    if beta == 1:
-        share = share * make_room_(factor, diagonal(factor).sum(1), X.square().sum((1, 2)))
     if d < GRAM_ROWS or r < GRAM_COLUMNS:
         average_(factor, torch.bmm(X, X.transpose(1, 2)), beta, share)
         return

@@ -13,7 +13,7 @@ from ..math.linalg import BITS
 from ..state.blocks import Block, by_parameter
 from ..state.dtensor import Box, extent, gathered, grad_dtype, intersection, local, within
 from ..state.route import Part, scale_
-from ..torch_names import foreach_add_, foreach_copy_
+from ..torch_names import foreach_add_
 from .team import Team
 
 
@@ -77,25 +77,15 @@ class AllToAll:
         """Send a tensor (None: nothing) and a flag for every piece, in the order of `sent`."""
         outbox = self.like.new_empty(sum(self.sent.sizes))
         views = self.sent.views(outbox)
-        copy_pairs_(
-            [(v, piece) for v, piece in zip(views, pieces, strict=True) if piece is not None]
-        )
         for view, piece in zip(views, pieces, strict=True):
-            if piece is None:
-                view.zero_()
+            view.zero_() if piece is None else view.copy_(piece)
         outbox[self.sent.flags] = flags.to(outbox.dtype)
         if self.stays:
             self.inbox = outbox
             return
         self.inbox = self.like.new_empty(sum(self.expected.sizes))
-        self.work = dist.all_to_all_single(
-            self.inbox,
-            outbox,
-            self.expected.sizes,
-            self.sent.sizes,
-            group=self.team.group,
-            async_op=True,
-        )
+        sizes, group = (self.expected.sizes, self.sent.sizes), self.team.group
+        self.work = dist.all_to_all_single(self.inbox, outbox, *sizes, group=group, async_op=True)
 
     def receive(self) -> tuple[list[Tensor], Tensor]:
         """A tensor and a flag for every piece, in the order of `expected`."""
@@ -103,12 +93,6 @@ class AllToAll:
             self.work.wait()
         inbox, self.inbox, self.work = self.inbox, self.like.new_empty(0), None
         return self.expected.views(inbox), inbox[self.expected.flags]
-
-
-def copy_pairs_(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy the second of every pair into the first."""
-    if pairs:
-        foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 @final
@@ -186,7 +170,7 @@ class Exchange:
         present = [float(piece is not None) for piece in pieces]
         self.gradients.send(pieces, torch.tensor(present, device=self.like.device))
 
-    def gather(self, part: Part, stays: bool) -> tuple[Tensor, Tensor | None]:
+    def gather(self, part: Part) -> tuple[Tensor, Tensor | None]:
         """The gradients of a part, and which of its blocks have one [N]."""
         grads, present = self._receive()
         run = slice(part.start, part.stop)
@@ -197,7 +181,8 @@ class Exchange:
         if self.arrived is None:
             G = self._stack()
             pieces, flags = self.gradients.receive()
-            copy_pairs_(list(zip(self._in_stack(G, self.grads_in), pieces, strict=True)))
+            for row, piece in zip(self._in_stack(G, self.grads_in), pieces, strict=True):
+                row.copy_(piece)
             missing = G.new_zeros(len(self.mine))
             missing.index_add_(0, self.positions_in, 1 - flags.to(G.dtype))
             self.arrived = G, missing == 0

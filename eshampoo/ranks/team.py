@@ -1,9 +1,7 @@
 """Teams: ranks that share the work on some parameters, who owns what, and what they agree on."""
 
-import heapq
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import final
 
@@ -14,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ..options import RULES, Options
-from ..state.dtensor import Box, extent, held_sizes, is_sharded, local, shard_box, whole_box
-from ..torch_names import default_group, flattened, root_ranks, strided_shard
-from ..validate import check_member, check_meshes, refuse_difference, refuse_placement
+from ..state.dtensor import Box, held_sizes, is_sharded, local, shard_box, whole_box
+from ..torch_names import default_group, flattened, strided_shard
+from ..validate import check_member, refuse_difference, refuse_placement
 
 # What ranks must agree on: facts, each with what it is here, in words.
 Facts = dict[str, str]
@@ -108,14 +106,6 @@ class Team:
         if isinstance(grad, DTensor) and isinstance(p, DTensor) and grad.placements != p.placements:
             p.grad = grad.redistribute(p.device_mesh, p.placements)
 
-    def sizes(self, params: Sequence[Tensor]) -> Tensor:
-        """`held_sizes` of whole gradients [P], over all ranks; replicas count once."""
-        replicas = [sum(prod(extent(box)) for box in self.boxes(p)) / p.numel() for p in params]
-        squares = held_sizes(params).square()
-        squares /= squares.new_tensor(replicas)
-        dist.all_reduce(squares, group=self.group)
-        return squares.sqrt()
-
     def vote(self, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Whose gradient is missing, and whose is not finite or overflows, on any rank [P] each."""
         missing = torch.tensor([p.grad is None for p in params])
@@ -124,21 +114,6 @@ class Team:
         dist.all_reduce(votes, dist.ReduceOp.MAX, group=self.group)
         missing, infinite = (votes > 0).unbind(0)
         return missing, infinite
-
-
-@contextmanager
-def refused_together(teams: Sequence[Team]) -> Iterator[None]:
-    """What one rank refuses, all ranks of its teams refuse, in the same words."""
-    mine: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        mine = error
-    words = "" if mine is None else str(mine) or type(mine).__name__
-    for team in [*teams, *teams] if len(teams) > 1 else teams:  # twice, to reach all ranks
-        words = team.any_words(words)
-    if words:
-        raise ValueError(words) from mine
 
 
 # -------------------------------------------------------------------- who owns what
@@ -151,12 +126,9 @@ def share_out_(costs: Sequence[float], loads: list[float]) -> list[int]:
     the first.
     """
     owners = [0] * len(costs)
-    idlest = [(load, rank) for rank, load in enumerate(loads)]
-    heapq.heapify(idlest)
     for number in sorted(range(len(costs)), key=lambda n: -costs[n]):
-        load, owner = idlest[0]
-        owners[number], loads[owner] = owner, load + costs[number]
-        heapq.heapreplace(idlest, (loads[owner], owner))
+        owners[number] = min(range(len(loads)), key=loads.__getitem__)
+        loads[owners[number]] += costs[number]
     return owners
 
 
@@ -179,7 +151,6 @@ def teams_of(
     o: Options,
     index: int,  # of the param group
     about: Facts,  # what the ranks must agree on besides the options
-    every: Sequence[Tensor],  # the parameters of all groups
     names: Mapping[Tensor, str],
     known: dict[dist.ProcessGroup | DeviceMesh, Team],
 ) -> dict[Tensor, Team]:
@@ -190,11 +161,6 @@ def teams_of(
     """
     if o.process_group is not None:
         check_member(dist.get_rank(o.process_group))
-    meshes: dict[DeviceMesh, Tensor] = {}
-    for p in every:
-        if isinstance(p, DTensor):
-            meshes.setdefault(p.device_mesh, p)
-    check_meshes([(p, root_ranks(mesh)) for mesh, p in meshes.items()], names)
     teams: dict[Tensor, Team] = {}
     for p in params:
         mesh = mesh_of(p) if is_sharded(p) else None

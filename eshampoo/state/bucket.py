@@ -54,6 +54,11 @@ class Counters:
             if self.shape[1] > 0
         }
 
+    def numbers(self, entry: int) -> tuple[int, int, int, float, float, int]:
+        """What a report says about a factor."""
+        found = self.checks[entry], self.computations[entry], self.waited[entry]
+        return *found, self.criterion[entry], self.work[entry], self.failures[entry]
+
     def checked(self, position: int) -> bool:
         """Whether the block has a basis: before its first check, Shampoo's graft works alone."""
         return self.checks[position * self.shape[1]] > 0

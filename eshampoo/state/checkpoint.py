@@ -11,17 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import validate
 from ..math.lean import like_storage, triangle_size
 from ..math.linalg import means, orthonormalize
 from ..options import ADAM_KEYS
-from ..validate import (
-    check_adam,
-    check_fit,
-    check_groups,
-    check_kind,
-    check_values,
-    refuse_adam,
-)
 from .bucket import Bucket, entries
 from .dtensor import gathered, held_piece, is_sharded, like_parameter, local
 
@@ -81,7 +74,7 @@ def read_groups(
 ) -> list[dict[str, Any]]:
     """Our param groups with the hyperparameters of the saved ones."""
     saved = state_dict["param_groups"]
-    check_groups(saved, groups, method)
+    validate.check_groups(saved, groups, method)
     return [{**group, **_taken(old)} for group, old in zip(groups, saved, strict=True)]
 
 
@@ -111,11 +104,11 @@ def read_state(
     adam = all("method" not in group for group in groups)
     if adam:
         for p, entry in saved.items():
-            check_adam(p, entry, names)
+            validate.check_adam(p, entry, names)
         for bucket in buckets:
             moments = bucket.state.exp_avg_sq, bucket.state.graft_moment
             if moments == (None, None) and any(p in saved for p in bucket.parameters):
-                refuse_adam(bucket.method.name)
+                validate.refuse_adam(bucket.method.name)
     else:
         wanted = expected(buckets)
         for p in params:
@@ -123,50 +116,45 @@ def read_state(
     held = []
     for p, entry in saved.items():
         for name, value in entry.items():
-            check_kind(p, name, value, names)
+            validate.check_kind(p, name, value, names)
             if isinstance(value, Tensor) and p not in lenient:
                 held.append((p, name, local(value)))
-    check_values(held, names)
+    validate.check_values(held, names)
     return saved, adam
 
 
 def check_entries(
     p: Tensor, entry: Mapping[str, Any], shapes: Shapes, names: Mapping[Tensor, str]
 ) -> None:
-    """Refuse entries with other names or shapes than expected; torch leaves out frozen ones."""
-    if not entry and not p.requires_grad:
-        return
-    found = {
-        name: shapes.get(name) if not isinstance(value, Tensor) else packed_shape(name, value.shape)
-        for name, value in entry.items()
-    }
-    wanted = {name: packed_shape(name, shape) for name, shape in shapes.items()}
-    lacking = {name for name in wanted if name not in found and name.startswith(OPTIONAL)}
-    check_fit(p, found, {n: s for n, s in wanted.items() if n not in lacking}, names)
+    """Refuse entries with other names or shapes than expected; a parameter may have none."""
+    for name in sorted({*entry, *shapes}) if entry else ():
+        value = entry.get(name)
+        wanted = packed_shape(name, shapes[name]) if name in shapes else "absent"
+        found = packed_shape(name, value.shape) if isinstance(value, Tensor) else "missing"
+        a_number = name == "step" and isinstance(value, int | float)
+        if found != wanted and not a_number and not (value is None and name.startswith(OPTIONAL)):
+            validate.refuse_fit(p, name, found, wanted, names)
 
 
 def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:
     """Per parameter, the names and shapes of its state."""
     shapes: dict[Tensor, Shapes] = {}
     for bucket in buckets:
-        stacks = {name: tuple(stack.shape[1:]) for name, stack in bucket.named().items()}
         for p, numbers in bucket.numbers.items():
             of_p = shapes.setdefault(p, {})
-            for name, rest in stacks.items():
+            for name, stack in bucket.named().items():
+                shape = (len(numbers), *stack.shape[1:])
                 if bucket.elementwise:
-                    of_p[name] = tuple(p.shape) if rest else ()
-                else:
-                    of_p[bucket.named_as(name, p)] = (len(numbers), *rest)
+                    shape = tuple(p.shape) if stack.dim() > 1 else ()
+                of_p[bucket.named_as(name, p)] = shape
     return shapes
 
 
 def packed_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of an entry; for a symmetric matrix, full or lean, that of its triangle."""
-    match tuple(shape):
-        case (blocks, d, e) if d == e and name.startswith(SYMMETRIC):
-            return blocks, triangle_size(d)
-        case other:
-            return other
+    if len(shape) == 3 and name.startswith(SYMMETRIC):
+        return shape[0], triangle_size(shape[1])
+    return tuple(shape)
 
 
 # -------------------------------------------------------------------- in
@@ -223,27 +211,3 @@ def converted(name: str, value: Tensor, like: Tensor) -> Tensor:
     if matrices and value.dtype == torch.float16 != like.dtype:
         return orthonormalize(value.to(like.dtype))
     return value
-
-
-def take_over_(
-    buckets: Sequence[Bucket], state: Mapping[Tensor, Any], names: Mapping[Tensor, str]
-) -> None:
-    """Take over what was written into `state`; a parameter without entries starts afresh."""
-    written: list[tuple[Tensor, Tensor]] = []
-    for bucket in buckets:
-        for p, name, view in entries(bucket):
-            entry = state.get(p)
-            if entry:
-                value = entry.get(name)
-                value = torch.full_like(view, value) if isinstance(value, int | float) else value
-                found = {} if value is None else {name: tuple(local(value).shape)}
-                check_fit(p, found, {name: tuple(view.shape)}, names)
-                written.append((view, local(value)))
-    for bucket in buckets:
-        for p, positions in bucket.positions.items():
-            if not state.get(p):
-                bucket.reset_(slice(positions[0], positions[-1] + 1))
-    for view, value in written:
-        view.copy_(value)
-    for bucket in buckets:
-        bucket.set_clock()

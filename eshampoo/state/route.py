@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import compress
 from math import prod
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from .dtensor import extent, gathered, is_sharded
 from .state import State
 
 if TYPE_CHECKING:
+    from ..ranks.exchange import Exchange
     from ..ranks.team import Team
     from ..step.phases import Coefficients
 
@@ -45,14 +46,6 @@ class Part:
         block = state.exp_avg.shape[1:]
         self.alike = self.shapes == [(size,) if self.padded else block for size in sizes]
         self.nbytes = (stop - start) * room * state.step.element_size()
-        self._buffer: Tensor | None = None
-
-    def buffer(self, stays: bool) -> Tensor:
-        """Memory for the gradients; allocating it at every step costs a CPU 3 % of the step."""
-        s, memory = self.state, self._buffer
-        memory = torch.empty_like(s.exp_avg, dtype=s.step.dtype) if memory is None else memory
-        self._buffer = memory if stays else None
-        return memory
 
     def rows(self, X: Tensor) -> list[Tensor]:
         """The entries of each block in a stack, in the shape that they have in the parameter."""
@@ -72,38 +65,8 @@ class Part:
         del self.G, self.c
 
 
-class Route(Protocol):
-    """The way of the blocks of one bucket: in this process, or over ranks."""
-
-    # All blocks of the bucket, whichever rank works on them.
-    @property
-    def blocks(self) -> list[Block]: ...
-    # Which of the blocks are worked on here.
-    @property
-    def mine(self) -> Sequence[int]: ...
-    # The ranks that share the work; None: this process alone.
-    @property
-    def team(self) -> "Team | None": ...
-    # Which of the blocks here may have a gradient.
-    def present(self) -> list[bool]: ...
-    # Gradients leave; with `vote`, shards find out whether all of them have a finite gradient.
-    def send_gradients(self, vote: bool) -> None: ...
-    # The gradients of a part, and which of its blocks have one; None: all.
-    def gather(self, part: Part, stays: bool) -> tuple[Tensor, Tensor | None]: ...
-    # Take the updates of a part: W ← W − α (U + λW), with λ = `decay`.
-    def deliver_(self, part: Part, decay: float) -> None: ...
-    # Updates leave, unless they have left before.
-    def send_updates(self) -> None: ...
-    # Updates arrive at the parameters, which shrink by `decay`.
-    def apply_updates_(self, decay: float | Tensor) -> None: ...
-    # No update leaves: the gradients were only observed.
-    def discard_gradients(self) -> None: ...
-    # Sum over the ranks that share the work.
-    def add_up_(self, totals: Tensor) -> None: ...
-    # What a checkpoint holds of a stack, per parameter; small state goes to every rank.
-    def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]: ...
-    # The rows of a stored value that this rank needs.
-    def held(self, value: Tensor, p: Tensor) -> Tensor: ...
+# The way of the blocks of one bucket: in this process, or over ranks.
+Route: TypeAlias = "Local | Exchange"
 
 
 @final
@@ -128,10 +91,10 @@ class Local:
         """Gradients stay, and shards vote."""
         self.votes = self.voters.vote(self.parameters) if vote and self.voters else None
 
-    def gather(self, part: Part, stays: bool) -> tuple[Tensor, Tensor | None]:
+    def gather(self, part: Part) -> tuple[Tensor, Tensor | None]:
         """Write the gradients of the blocks that have one into a stack; zero elsewhere."""
         here = [p.grad is not None for p in part.parameters]
-        G, every = part.buffer(stays), all(here)
+        G, every = torch.empty_like(part.state.exp_avg, dtype=part.state.step.dtype), all(here)
         if part.padded or not every:
             G.zero_()
         grads = [g for p in part.parameters if (g := p.grad) is not None]

@@ -26,7 +26,6 @@ from torch import Tensor
 from ..math.lean import average_rounded_, average_triangle_
 from ..math.linalg import (
     BITS,
-    add_,
     along,
     average_,
     average_gram_,
@@ -318,7 +317,7 @@ def divide_by_moment_(
             start += M_c.shape[1]
         root = G_c.square()
         if averaged:
-            D_c.lerp_(root, c.share3) if beta3 < 1 else add_(D_c, root, c.share3)
+            D_c.lerp_(root, c.share3) if beta3 < 1 else D_c.addcmul_(root, c.share3)
         torch.sqrt(D_c, out=root) if p == 0.5 else torch.pow(D_c, p, out=root)
         if least is not None:
             torch.maximum(root, least, out=root)

@@ -18,18 +18,7 @@ from ..state.bucket import Bucket
 from ..state.route import Part
 from ..torch_names import foreach_add_
 from ..validate import Failure
-from .phases import (
-    coefficients,
-    compare_,
-    direction_,
-    fix_size_,
-    mask_,
-    observe_,
-    observe_moment_,
-    rescale_,
-    restart_statistics_,
-    update_graft_moment_,
-)
+from . import phases
 from .refresh import refresh_
 
 
@@ -112,7 +101,7 @@ def take_step(tasks: Sequence[Task]) -> tuple[list[Failure], list[Tensor]]:
     for batch in batches(tasks):
         admit_(batch)
         for task, part in batch:
-            observe_(part.state, part.G, part.c, task.options, task.row, task.factors_see)
+            phases.observe_(part.state, part.G, part.c, task.options, task.row, task.factors_see)
             if task.waits(part):
                 task.waiting.append(part)
             else:
@@ -128,7 +117,7 @@ def take_step(tasks: Sequence[Task]) -> tuple[list[Failure], list[Tensor]]:
     if grafted:
         sum_over_parameters_(grafted, compared)
     for task, part in compared:
-        rescale_(part.G, part.norms)
+        phases.rescale_(part.G, part.norms)
         deliver_(task, part)
     for task in tasks:
         task.bucket.route.send_updates()
@@ -145,13 +134,13 @@ def take_observation(tasks: Sequence[Task]) -> tuple[list[Failure], list[Tensor]
     for batch in batches(tasks):
         admit_(batch)
         for task, part in batch:
-            restart_statistics_(part.state, part.c.live)
-            observe_(part.state, part.G, part.c, task.options, task.row)
+            phases.restart_statistics_(part.state, part.c.live)
+            phases.observe_(part.state, part.G, part.c, task.options, task.row)
             task.waiting.append(part)
     outcome = refresh_(tasks) if any(task.due for task in tasks) else ([], [])
     for task in tasks:
         for part in task.waiting:
-            observe_moment_(part.state, part.G, part.c, task.options)
+            phases.observe_moment_(part.state, part.G, part.c, task.options)
             part.forget_()
         task.bucket.route.discard_gradients()
     return outcome
@@ -189,24 +178,26 @@ def admit_(batch: Sequence[tuple[Task, Part]]) -> None:
     states, sizes = [part.state for _, part in batch], [part.stop - part.start for _, part in batch]
     present = gather_(batch)
     step = join([s.step for s in states])
-    live, skipped = mask_([part.G for _, part in batch], present, step, o)
+    live, skipped = phases.mask_([part.G for _, part in batch], present, step, o)
     t = step if observing else step + live
     n = states[0].observations  # such a bucket is in a batch by itself
     if n is None:
-        c = coefficients(t, live, o, task.row, states[0].exp_avg_sq is not None, t)
+        c = phases.coefficients(t, live, o, task.row, states[0].exp_avg_sq is not None, t)
     else:
         n = join([s.observations for s in states if s.observations is not None])
         n = n + live if observing else n
         age = torch.where(n > 0, n, t)
-        c = coefficients(t, live, o, task.row, states[0].exp_avg_sq is not None, age)
+        c = phases.coefficients(t, live, o, task.row, states[0].exp_avg_sq is not None, age)
         if not observing:  # once a block is observed, its statistics ignore steps
             unseen = (n == 0).unsqueeze(1)
             c = c._replace(share2=c.share2 * unseen, share3=c.share3 * unseen)
     for (task, part), its_c in zip(batch, c.split(sizes), strict=True):
         part.c = its_c
         if task.graft is not None:
-            update_graft_moment_(part.state, part.G, part.c, o)
-    counts = [s.observations if observing and s.observations is not None else s.step for s in states]
+            phases.update_graft_moment_(part.state, part.G, part.c, o)
+    counts = [
+        s.observations if observing and s.observations is not None else s.step for s in states
+    ]
     foreach_add_(counts, torch.split(live, sizes))
     if skipped is not None:
         foreach_add_([s.skipped for s in states], torch.split(skipped, sizes))
@@ -216,9 +207,7 @@ def gather_(batch: Sequence[tuple[Task, Part]]) -> Tensor | None:
     """Bring the gradients to their parts; which blocks have one [N], or None if all have."""
     masks = []
     for task, part in batch:
-        # G̃ of all parts waits at a check. With F = 1 that is every step, so its memory stays.
-        stays = task.options.frequency == 1 and task.waits(part)
-        part.G, mask = task.bucket.route.gather(part, stays)
+        part.G, mask = task.bucket.route.gather(part)
         masks.append(mask)
         if task.options.maximize:
             part.G.neg_()
@@ -236,17 +225,17 @@ def join(stacks: list[Tensor]) -> Tensor:
 def update_(task: Task, part: Part, compared: list[tuple[Task, Part]]) -> None:
     """Momentum and scale see the gradient, and the parameters move, or wait in `compared`."""
     s, G, o = part.state, part.G, task.options
-    part.G = direction_(s, G, part.c, o, task.row)
+    part.G = phases.direction_(s, G, part.c, o, task.row)
     if task.graft is not None:
         checks, modes = task.bucket.counters.checks, len(task.bucket.modes)
         checked = [checks[position * modes] > 0 for position in range(part.start, part.stop)]
-        part.G, part.norms = compare_(s, G, part.G, part.c, o, checked)
+        part.G, part.norms = phases.compare_(s, G, part.G, part.c, o, checked)
         if task.graft == "parameter":
             compared.append((task, part))
             return
-        rescale_(part.G, part.norms)
+        phases.rescale_(part.G, part.norms)
     elif o.rms is not None and task.bucket.modes:
-        fix_size_(s, part.G, o.rms, o)
+        phases.fix_size_(s, part.G, o.rms, o)
     deliver_(task, part)
 
 
