@@ -29,11 +29,6 @@ BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 ByMode = Mapping[int, Tensor]
 
 
-def per_block(numbers: Tensor, like: Tensor) -> Tensor:
-    """One number per block, [N] or [N, 1], as [N, 1, …, 1]."""
-    return numbers.view(-1, *[1] * (like.dim() - 1))
-
-
 def along(vector: Tensor, mode: int, order: int) -> Tensor:
     """Vectors [N, d] as [N, 1, …, d, …, 1], to scale mode i of a stack of blocks of this order."""
     return vector.view(vector.shape[0], *([1] * mode), -1, *([1] * (order - mode - 1)))
