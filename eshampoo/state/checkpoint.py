@@ -18,7 +18,7 @@ from ..validate import (
     check_adam,
     check_fit,
     check_groups,
-    check_kind,
+    check_kinds,
     check_values,
     refuse_adam,
 )
@@ -122,10 +122,10 @@ def read_state(
             check_entries(p, saved.get(p, {}), wanted.get(p, {}), names)
     held = []
     for p, entry in saved.items():
-        for name, value in entry.items():
-            check_kind(p, name, value, names)
-            if isinstance(value, Tensor) and p not in lenient:
-                held.append((p, name, local(value)))
+        check_kinds(p, entry, names)
+        tensors = {name: value for name, value in entry.items() if isinstance(value, Tensor)}
+        if p not in lenient:
+            held += [(p, name, local(value)) for name, value in tensors.items()]
     check_values(held, names)
     return saved, adam
 
@@ -179,23 +179,27 @@ def fill_(buckets: Sequence[Bucket], saved: Entries, adam: bool) -> None:
     """
     for bucket in buckets:
         bucket.reset_()
-        of_parameters: Entries = {}
+        views: dict[Tensor, dict[str, Tensor]] = {}
         for p, name, view in entries(bucket):
-            if p not in of_parameters:
-                entry = saved.get(p, {})
-                afresh = not entry or bucket.elementwise or not adam
-                of_parameters[p] = entry if afresh else from_adam(bucket, p, entry)
-            value = of_parameters[p].get(name)
-            if value is None:
-                continue
-            if not isinstance(value, Tensor):  # a step that is a number
-                view.fill_(value)
-            elif bucket.elementwise:
-                sharded = is_sharded(p) and value.dim() > 0
-                view.copy_(held_piece(value, p) if sharded else gathered(value))
+            views.setdefault(p, {})[name] = view
+        for p, own in views.items():
+            entry = saved.get(p, {})
+            if entry and adam and not bucket.elementwise:
+                entry = from_adam(bucket, p, entry)
+            names = [name for name in own if name in entry]
+            values = [as_tensor(entry[name]) for name in names]
+            if bucket.elementwise:
+                values = [held_piece(value, p) for value in values]
             else:
-                view.copy_(converted(name, bucket.route.held(value, p), view))
+                values = bucket.route.held(values, p)
+            for name, value in zip(names, values, strict=True):
+                own[name].copy_(converted(name, value, own[name]))
         bucket.set_clock()
+
+
+def as_tensor(value: Tensor | float) -> Tensor:
+    """An entry; a step may be a number."""
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
 def from_adam(bucket: Bucket, p: Tensor, entry: Mapping[str, Any]) -> dict[str, Tensor]:
