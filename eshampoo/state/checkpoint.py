@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..math.lean import like_storage, triangle_size
+from ..math.lean import like_storage
 from ..math.linalg import means, orthonormalize
 from ..options import ADAM_KEYS
 from ..validate import (
@@ -164,7 +164,7 @@ def packed_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of an entry; for a symmetric matrix, full or lean, that of its triangle."""
     match tuple(shape):
         case (blocks, d, e) if d == e and name.startswith(SYMMETRIC):
-            return blocks, triangle_size(d)
+            return blocks, d * (d + 1) // 2
         case other:
             return other
 

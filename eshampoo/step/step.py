@@ -206,7 +206,9 @@ def admit_(batch: Sequence[tuple[Task, Part]]) -> None:
         part.c = its_c
         if task.graft is not None:
             update_graft_moment_(part.state, part.G, part.c, o)
-    counts = [s.observations if observing and s.observations is not None else s.step for s in states]
+    counts = [
+        s.observations if observing and s.observations is not None else s.step for s in states
+    ]
     foreach_add_(counts, torch.split(live, sizes))
     if skipped is not None:
         foreach_add_([s.skipped for s in states], torch.split(skipped, sizes))
