@@ -135,17 +135,12 @@ def parameter(shape: Shape, placement: Placement) -> nn.Parameter:
 
 
 def bytes_sent(optimizer: EShampoo) -> int:
-    """What this rank sends to others in a step, without flags."""
+    """What this rank sends to others in a step; a piece has a flag, which is one number."""
     total = 0
     for bucket in optimizer._buckets:
         route: Any = bucket.route
-        for mail in (route.gradients, route.updates) if bucket.route.team is not None else ():
-            target, pieces = 0, set(mail.sent.numbers)
-            for at, length in enumerate(mail.sent.lengths):  # pieces, then their flags, by target
-                if at not in pieces:
-                    target += 1
-                elif target != route.team.rank:
-                    total += length
+        for way in (route.gradients, route.updates) if bucket.route.team is not None else ():
+            total += sum(way.sizes_out) - way.sizes_out[route.team.rank]
     return FLOAT * total
 
 

@@ -4,6 +4,7 @@ A line `<!-- keywords: EShampoo -->` in a page becomes the table of the keywords
 read from its options, and `<!-- include: CHANGELOG.md -->` the text of a file of the repository.
 """
 
+import inspect
 import os
 import re
 import sys
@@ -15,42 +16,45 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import eshampoo  # noqa: E402
-from eshampoo.describe import ENTRY, SECTION  # noqa: E402
-from eshampoo.options import Options, offered  # noqa: E402
+from eshampoo.options import RULES, offered  # noqa: E402
+
+# What the groups of keywords in eshampoo/options.py are called on the site.
+HEADINGS = {
+    "Common": "All optimizers",
+    "Bases": "Bases",
+    "Blocks": "Blocks",
+    "Observed": "Statistics of other gradients",
+    "SecondMoment": "The scale D",
+    "Grafting": "Grafting, and moments for many entries",
+    "Roots": "Inverse roots",
+    "NewtonSchulz": "Newton–Schulz",
+}
+ENTRY = re.compile(r"^    (\w+): (.*(?:\n      .*)*)", re.M)
 
 
-def meanings() -> dict[str, tuple[str, str]]:
-    """The section and the text of every keyword, from the docstring of `Options`."""
-    found = {}
-    for section in SECTION.finditer(Options.__doc__ or ""):
-        title, entries = section.groups()
-        for entry in ENTRY.finditer(entries):
-            _, _, text = entry.group().partition(":")
-            found[entry.group(1)] = title.rstrip(":"), " ".join(text.split())
-    return found
+def meanings(group: type) -> dict[str, str]:
+    """The text of every keyword of a group, from its docstring."""
+    text = inspect.cleandoc(group.__doc__ or "").partition("Args:\n")[2]
+    return {name: " ".join(words.split()) for name, words in ENTRY.findall(text)}
 
 
 def keyword_table(name: str) -> str:
-    """The keywords of a class: default, what a value must be, and meaning, in sections."""
-    options = getattr(eshampoo, name).options
-    known, own = {f.name: f for f in fields(options)}, offered(options)
-    rules = {f.name: f.metadata.get("rule") for f in fields(Options)}
-    lines, section = [], ""
-    for key, (title, meaning) in meanings().items():
-        if key not in own:
-            continue
-        if title != section:
-            heading = "The main keywords" if title == "Args" else title
-            lines += ["", f"**{heading}**", "", "| keyword | default | meaning |", "|---|---|---|"]
-            section = title
-        rule = rules[key].words if rules[key] is not None else ""
-        if meaning.partition(" ")[0].isalpha() and not meaning.startswith(
-            "p "
-        ):  # a word, no symbol
-            meaning = meaning[0].upper() + meaning[1:]
-        text = meaning + (f" *{rule[0].upper()}{rule[1:]}.*" if rule else "")
-        cells = (f"`{key}`", f"`{known[key].default!r}`", text.replace("|", "\\|"))
-        lines.append(f"| {' | '.join(cells)} |")
+    """The keywords of a class: default, what a value must be, and meaning, group by group."""
+    keywords = getattr(eshampoo, name).keywords
+    known, own, lines = {f.name: f for f in fields(keywords)}, offered(keywords), []
+    groups = [group for group in reversed(keywords.__mro__) if group.__name__ in HEADINGS]
+    for group in groups:
+        heading = HEADINGS[group.__name__]
+        lines += ["", f"**{heading}**", "", "| keyword | default | meaning |", "|---|---|---|"]
+        for key, meaning in meanings(group).items():
+            if key not in own:
+                continue
+            rule = RULES[key].words
+            if meaning.partition(" ")[0].isalpha() and not meaning.startswith("p "):  # a word
+                meaning = meaning[0].upper() + meaning[1:]
+            text = meaning + (f" *{rule[0].upper()}{rule[1:]}.*" if rule else "")
+            cells = (f"`{key}`", f"`{known[key].default!r}`", text.replace("|", "\\|"))
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(['<div class="keywords" markdown>', *lines, "", "</div>"])
 
 

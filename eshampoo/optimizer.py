@@ -328,7 +328,7 @@ class EigenbasisOptimizer(Optimizer):
             pre_hook(self)
         self._follow()
         self._agree(f"state_dict() after step {self._calls['step']}")
-        state_dict = checkpoint.pack(self.param_groups, checkpoint.collect(self._buckets))
+        state_dict = checkpoint.state_dict_of(self.param_groups, checkpoint.collect(self._buckets))
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             state_dict = post_hook(self, state_dict) or state_dict
         return state_dict

@@ -18,8 +18,8 @@ import eshampoo
 
 METHODS = {
     "EShampoo": [{}, {"tau": 0.0}, {"beta3": 0.9}, {"nesterov": True}, {"maximize": True}]
-    + [{"correction": c} for c in ("bounded", "basis_aware", "optimal")]
-    + [{"solver": s, "slots": m} for s in ("eigh", "qr", "partial") for m in ("rank", "match")]
+    + [{"correction": c} for c in ("basis_aware", "optimal")]
+    + [{"solver": s} for s in ("eigh", "qr", "partial")]
     + [{"solver": "power", "tau": 0.0}, {"vectors": "full"}, {"matrices": "adam"}]
     + [{"betas": (0.9, 1.0)}, {"nonfinite": "propagate"}, {"record": True, "frequency": 1}],
     "Shampoo": [{"graft": g} for g in (None, "adam", "rmsprop", "adagrad", "sgd")]

@@ -51,8 +51,6 @@ GRAFTED = ("Shampoo", "CASPR")
 OBSERVING = tuple(method for method in METHODS if method != "SOAP")
 NAN = float("nan")
 ABSENT = object()
-# Switches of torch's own optimizers, which are taken but cannot be on.
-OF_TORCH = ("foreach", "fused", "capturable", "differentiable", "amsgrad")
 
 
 class Keyword(NamedTuple):
@@ -175,14 +173,6 @@ KEYWORDS = {
             "partial": {"solver": "partial", "tau": 0.3},
         },
     ),
-    "slots": choice(
-        "rank",
-        "match",
-        bad="first",
-        live={"slots": {"slots": "match"}},
-        methods=(*CORRECTED, "SOAP"),
-    ),
-    "refresh_to": Keyword((0.2, 1.0), ((1.5, "[0, 1]"), (-0.5, "[0, 1]")), wrong=(None,)),
     "qr_iterations": Keyword(tuple(range(1, 7)), ((0, "at least 1"),)),
     "beta3": Keyword(
         (None, 0.5, 1.0),
@@ -193,7 +183,6 @@ KEYWORDS = {
     ),
     "correction": choice(
         "naive",
-        "bounded",
         "basis_aware",
         "optimal",
         bad="none",
@@ -253,15 +242,7 @@ KEYWORDS = {
     "process_group": Keyword((None,), methods=EVERYONE),
     "nonfinite": choice("skip", "raise", "propagate", bad="ignore", methods=EVERYONE),
     "precision": choice("highest", "inherit", bad="high", methods=EVERYONE),
-    "max_failures": Keyword((1, 3), ((0, "at least 1"),)),
     "record": switch(),
-    # Checks at other steps are not those of the oracles: tests/step/test_stagger.py has it.
-    "stagger": Keyword((False,), (("evenly", "True or False"),)),
-    "foreach": Keyword((None, False), ((True, "stacks"),), methods=EVERYONE),
-    "fused": Keyword((None, False), ((True, "no fused kernel"),), methods=EVERYONE),
-    "capturable": Keyword((None, False), ((True, "CUDA graph"),), methods=EVERYONE),
-    "differentiable": Keyword((None, False), ((True, "in place"),), methods=EVERYONE),
-    "amsgrad": Keyword((None, False), ((True, "second moment"),), methods=EVERYONE),
     # Muon's own.
     "momentum": Keyword(
         (0.95, 0.5),
@@ -424,6 +405,16 @@ def assert_same(a, b, where="", bitwise=True):
         assert a == b or (a != a and b != b), where
 
 
+def check_offsets(optimizer, params):
+    """By how much of the gap the checks of each block come earlier, with frequency="auto"."""
+    numbers = {p: number for number, p in enumerate(params)}
+    return {
+        (numbers[block.parameter], block.number): block.check_offset
+        for bucket in optimizer._buckets
+        for block in bucket.blocks
+    }
+
+
 class Pair:
     """The library and its oracle with the same parameters and options."""
 
@@ -431,6 +422,8 @@ class Pair:
         self.params = parameters(tensors, dtype)
         self.optimizer = getattr(eshampoo, method)(self.params, **options)
         self.oracle = getattr(oracles, method)(self.params, **options)
+        for (number, block), offset in check_offsets(self.optimizer, self.params).items():
+            self.oracle.blocks[number][block].offset = offset
 
     def change(self, **values):
         """Write new values into the param group."""

@@ -31,36 +31,9 @@ def group_of(nodeid):
     """
     if "test_with_the_real_package" in nodeid:
         return "recipes"  # whose processes run many jobs
-    if "test_resharding.py" in nodeid or nodeid.endswith("[4 ranks]"):
+    if "test_resharding.py" in nodeid or "[4 ranks" in nodeid:
         return "four ranks"
-    return "fewer ranks" if re.search(r"\[\d ranks?\]$", nodeid) else nodeid
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Of the product of several tables, items that bring no row for the first time are slow.
-
-    So `make check` has every row of every table, and `make test` every combination of them. Items
-    whose rows are all new come first: a product is gone through along its diagonal.
-    """
-    seen = set()
-    left = {item: set(rows_of(item)) for item in items if not item.get_closest_marker("slow")}
-    for new in (all, any):
-        for item, rows in list(left.items()):
-            if new(row not in seen for row in rows):
-                seen |= rows
-                del left[item]
-    for item in left:
-        item.add_marker(pytest.mark.slow)
-
-
-def rows_of(item):
-    """What tells the row of each `parametrize` that a test was made from."""
-    for mark in item.iter_markers("parametrize"):
-        names = mark.args[0]
-        names = names.replace(" ", "").split(",") if isinstance(names, str) else names
-        row = tuple(id(item.callspec.params[name]) for name in names)
-        yield item.nodeid.partition("[")[0], *names, *row
+    return "fewer ranks" if re.search(r"\[\d ranks?\b", nodeid) else nodeid
 
 
 @pytest.fixture(autouse=True)

@@ -97,6 +97,7 @@ class Block:
         self.lent: Tensor | float = 0.0  # the second moment of the grafting method, beside D
         self.observed = False  # SOAP only: the first gradient has been seen
         self.checked = False  # Shampoo only: the first refresh has been reached
+        self.offset = 0.0  # the share of the gap by which checks with frequency="auto" come earlier
         self.computed, self.waited = [0] * len(sizes), [0] * len(sizes)  # bases, per mode
         self.spent = [0.0] * len(sizes)  # multiply-adds on bases, per mode
         # One (t, criterion, recomputed?) per check and mode.
@@ -140,6 +141,17 @@ def is_check(t: int, beta: float, novelty: float) -> bool:
     return 1 - old >= Fraction(str(novelty))
 
 
+def is_spread_check(t: int, beta: float, novelty: float, offset: float) -> bool:
+    """The same for a block that is checked ⌊φn⌋ steps earlier, n the gap, if it begins at 20."""
+    if offset == 0 or t <= 20:
+        return is_check(t, beta, novelty)
+    if novelty == 1 and beta > 0:
+        return False
+    check = next(c for c in itertools.count(t) if is_check(c, beta, novelty))
+    last = next(c for c in range(check - 1, 0, -1) if is_check(c, beta, novelty))
+    return t == check - (int(offset * (check - last)) if last >= 20 else 0)
+
+
 def criterion(Λ: Tensor) -> float:
     """‖Λ̂ − diag Λ̂‖_F / ‖Λ̂‖_F with 0/0 = 0, Eq. (criterion)."""
     norm = torch.linalg.norm(Λ).item()
@@ -151,13 +163,13 @@ def criterion_after_partial(Λ: Tensor, S: list[int]) -> float:
     return criterion(inside(Λ, S).T @ Λ @ inside(Λ, S))
 
 
-def inside(Λ: Tensor, S: list[int], slots: str = "rank") -> Tensor:
+def inside(Λ: Tensor, S: list[int]) -> Tensor:
     """V with V_S = eigvec(Λ̂[S, S]), ascending, and the identity elsewhere."""
     V = torch.eye(len(Λ), dtype=Λ.dtype)
     rows, columns = torch.meshgrid(torch.tensor(S), torch.tensor(S), indexing="ij")
     if S:
         λ, V_S = torch.linalg.eigh(Λ[rows, columns])
-        V[rows, columns] = in_slots(V_S, zeros(λ, Λ.diag().max().item()), slots)
+        V[rows, columns] = stay(V_S, zeros(λ, Λ.diag().max().item()))
     return V
 
 
@@ -205,25 +217,14 @@ def stay(V: Tensor, null: list[int], slots: list[int] | None = None) -> Tensor:
     return V
 
 
-def in_slots(V: Tensor, null: list[int], slots: str) -> Tensor:
-    """The columns of V by rank as they come, or matched to the old ones; a null space stays."""
-    if slots == "match":
-        overlap = (V[:, null] ** 2).sum(1)
-        most = sorted(range(len(V)), key=lambda i: -overlap[i].item())[: len(null)]
-        order = matched(stay(V, null, sorted(most))).tolist()
-        V = stay(V, null, sorted(most))[:, order]
-        null = [j for j in range(len(V)) if order[j] in null]
-    return stay(V, null)
-
-
-def eigenbasis(L: Tensor, Q: Tensor, slots: str, descending: bool = False) -> Tensor:
+def eigenbasis(L: Tensor, Q: Tensor, descending: bool = False) -> Tensor:
     """The eigenvectors of L, those of the null space near to the columns of Q."""
     λ, Q_new = torch.linalg.eigh(L)
     if descending:
         λ, Q_new = λ.flip(0), Q_new.flip(1)
     # Orthogonal to the last digit: otherwise the errors of Q would double with every new basis.
     U, _, Vt = torch.linalg.svd(Q.T @ Q_new)
-    return Q @ in_slots(U @ Vt, zeros(λ), slots)
+    return Q @ stay(U @ Vt, zeros(λ))
 
 
 def independent_first(Λ: Tensor, P: list[int]) -> Tensor:
@@ -239,14 +240,12 @@ def independent_first(Λ: Tensor, P: list[int]) -> Tensor:
     return Q
 
 
-def qr_algorithm(L: Tensor, Q: Tensor, tau: float, iterations: int, slots: str = "rank") -> Tensor:
+def qr_algorithm(L: Tensor, Q: Tensor, tau: float, iterations: int) -> Tensor:
     """QR iterations from Q until the criterion holds, Algorithm 4 (its test printed inverted)."""
-    return counted_qr_algorithm(L, Q, tau, iterations, slots)[0]
+    return counted_qr_algorithm(L, Q, tau, iterations)[0]
 
 
-def counted_qr_algorithm(
-    L: Tensor, Q: Tensor, tau: float, iterations: int, slots: str
-) -> tuple[Tensor, int]:
+def counted_qr_algorithm(L: Tensor, Q: Tensor, tau: float, iterations: int) -> tuple[Tensor, int]:
     """The same, and how many iterations it took."""
     Λ = Q.T @ L @ Q
     V = torch.eye(len(Λ), dtype=Λ.dtype)
@@ -267,7 +266,7 @@ def counted_qr_algorithm(
             Λ[j, j] = rest
         V = V @ step
         i += 1
-    return Q @ in_slots(V, null, slots), i
+    return Q @ stay(V, null), i
 
 
 def power_step(L: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
@@ -279,9 +278,7 @@ def power_step(L: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
     return Q @ stay(V, null, order[null].tolist()), order
 
 
-def partial_change(
-    Λ: Tensor, target: float, slots: str = "rank", grain: int = 8
-) -> tuple[Tensor, int]:
+def partial_change(Λ: Tensor, target: float, grain: int = 8) -> tuple[Tensor, int]:
     """V that diagonalises Λ̂[S, S] alone, with an S that brings the criterion to the target; |S|.
 
     S takes coordinates by the off-diagonal energy of their rows until the target is met (design,
@@ -296,19 +293,7 @@ def partial_change(
         size += 1
     size = min(d, max(1, math.ceil(size / grain)) * grain)
     S = sorted(by_energy[:size], key=lambda i: Λ[i, i].item())
-    return inside(Λ, S, slots), size
-
-
-def matched(V: Tensor) -> Tensor:
-    """Columns of V handed to rows greedily, the largest |V_ij|² first: which column goes where."""
-    overlap = V**2
-    order = torch.zeros(len(V), dtype=torch.long)
-    for _ in range(len(V)):
-        i, j = divmod(overlap.argmax().item(), len(V))
-        order[i] = j
-        overlap[i, :] = -1
-        overlap[:, j] = -1
-    return order
+    return inside(Λ, S), size
 
 
 # The common step ----------------------------------------------------------------------------------
@@ -355,8 +340,6 @@ class Oracle:
     novelty: float = 0.1
     budget: float | None = 0.25
     solver: str = "eigh"
-    slots: str = "rank"
-    refresh_to: float = 0.5
     qr_iterations: int = 10
     vectors: str = "adam"
     matrices: str = "kronecker"
@@ -552,7 +535,7 @@ class Oracle:
         if self.statistics == "observe" and t == 0:
             return False
         if self.frequency == "auto":
-            return is_check(t, self.betas[1], self.novelty)
+            return is_spread_check(t, self.betas[1], self.novelty, block.offset)
         return t % self.frequency == 0
 
     def may_compute(self, block: Block, i: int) -> bool:
@@ -585,14 +568,14 @@ class Oracle:
             return False
         order, d = None, len(L)
         if self.solver == "eigh":
-            Q_new, cost = eigenbasis(L, Q, self.slots), eigh_cost(d)
+            Q_new, cost = eigenbasis(L, Q), eigh_cost(d)
         elif self.solver == "qr":  # the library makes its first iteration without a test
-            Q_new, iterations = counted_qr_algorithm(L, Q, tau, self.qr_iterations, self.slots)
+            Q_new, iterations = counted_qr_algorithm(L, Q, tau, self.qr_iterations)
             cost = max(1, iterations) * qr_cost(d)
         elif self.solver == "power":
             (Q_new, order), cost = power_step(L, Q), qr_cost(d)
         else:
-            V, size = partial_change(Q.T @ L @ Q, self.refresh_to * tau, self.slots)
+            V, size = partial_change(Q.T @ L @ Q, 0.5 * tau)
             Q_new, cost = Q @ V, eigh_cost(size) + 2 * d * size**2
         if self.correction == "basis_aware":  # D ← (Q_newᵀ Q)^{⊙2} D on this mode
             block.D = mode_product((Q_new.T @ Q) ** 2, block.D, i)
@@ -639,7 +622,7 @@ class EShampoo(Oracle):
         D = self.optimal(block) if self.correction == "optimal" else block.D
         root = self.floored(block, D, beta3) / math.sqrt(bias(beta3, block.age))
         U = apply(transposed(block.Q), M) / (root ** (2 * self.exponent) + self.eps)
-        if self.correction == "bounded" or self.is_bounded:
+        if self.is_bounded:
             c = bound(self, block.t, beta3)
             U = U.clamp(-c, c)
         return apply(block.Q, U)
@@ -844,7 +827,7 @@ class SOAP(Oracle):
         self.observe_(block, G)
         for i, L in enumerate(block.L):
             if L is not None:
-                block.Q[i] = eigenbasis(L, block.Q[i], "rank", descending=True)
+                block.Q[i] = eigenbasis(L, block.Q[i], descending=True)
                 self.count_(block, i, eigh_cost(len(L)))
         block.observed = True
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from eshampoo.state import binding
+from eshampoo import optimizer
 
 
 class Operation(NamedTuple):
@@ -102,29 +102,31 @@ def copy_(X, value):
 
 
 def at(X, index):
-    """X[index] for numbers and slices, which make a view."""
-    dim = 0
-    for i in index if isinstance(index, tuple) else (index,):
-        if isinstance(i, slice):
+    """X[index] for numbers, slices and "...", which make a view."""
+    dim, indices = 0, index if isinstance(index, tuple) else (index,)
+    for place, i in enumerate(indices):
+        if i is Ellipsis:
+            dim = X.dim() - (len(indices) - place - 1)
+        elif isinstance(i, slice):
             X = torch.ops.aten.slice(X, dim, i.start, i.stop, i.step or 1)
             dim += 1
         elif isinstance(i, int):
             X = X.select(dim, i)
         else:
-            raise NotImplementedError(f"{i!r} is no number and no slice")
+            raise NotImplementedError(f"{i!r} is no number, no slice and no ellipsis")
     return X
 
 
 @contextmanager
 def pretended_gpu():
     """What is made with device="cuda" in here is fake, and the optimizer does not refuse it."""
-    check = binding.check_kinds
-    binding.check_kinds = lambda params, names: None
+    check = optimizer.check_params
+    optimizer.check_params = lambda params, names: None
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), WithoutCuda():
             yield
     finally:
-        binding.check_kinds = check
+        optimizer.check_params = check
 
 
 def traced(action):

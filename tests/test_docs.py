@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import eshampoo
-from eshampoo.optimizers import CLASSES
+from eshampoo.classes import CLASSES
 
 ROOT = Path(eshampoo.__file__).parents[1]
 # Modules of the library, its lab and the benchmarks, in every folder, that show an example.

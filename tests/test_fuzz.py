@@ -41,7 +41,7 @@ def test_a_wrong_optimizer_is_found(monkeypatch):
     )
     check(case)
     with monkeypatch.context() as patch:
-        patch.setattr("eshampoo.step.step.refresh_", lambda due, every, waiting: ([], []))
+        patch.setattr("eshampoo.step.step.refresh_", lambda tasks: ([], []))
         with pytest.raises(AssertionError, match="from the oracle"):
             check(case)
     with monkeypatch.context() as patch:

@@ -24,7 +24,7 @@ def _only_what_is_new():
 @pytest.mark.usefixtures("_only_what_is_new")
 def test_a_long_run_stays_as_it_is(monkeypatch):
     """600 steps with F = 1 and τ = 0.01; 20,000 with `python -m benchmarks.long_run`."""
-    monkeypatch.setattr("eshampoo.state.state.HISTORY", 200)
+    monkeypatch.setattr("eshampoo.state.bucket.HISTORY", 200)
     steps = 600
     single = list(long_run.run(steps, torch.float32))
     double = list(long_run.run(steps, torch.float64))

@@ -19,7 +19,7 @@ from torch.testing._internal import common_optimizers
 from torch.testing._internal.common_methods_invocations import DecorateInfo
 from torch.testing._internal.common_optimizers import OptimizerInfo, OptimizerInput
 
-from eshampoo.optimizers import CLASSES
+from eshampoo.classes import CLASSES
 
 # What is true of all; every class with a basis adds some of its own.
 INPUTS = (

@@ -26,12 +26,7 @@ PROBES, NOT_ORTHOGONAL = 4, 1e-3
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 # A stack of matrices [N, d_i, d_i] for some modes i.
-Matrices = Mapping[int, Tensor]
-
-
-def per_block(numbers: Tensor, like: Tensor) -> Tensor:
-    """One number per block, [N] or [N, 1], as [N, 1, …, 1]."""
-    return numbers.view(-1, *[1] * (like.dim() - 1))
+ByMode = Mapping[int, Tensor]
 
 
 def along(vector: Tensor, mode: int, order: int) -> Tensor:
@@ -67,7 +62,7 @@ def mode_product(X: Tensor, A: Tensor, mode: int) -> Tensor:
     return Y.view(N, A.shape[2], *rest).movedim(1, mode + 1)
 
 
-def rotate_(X: Tensor, matrices: Matrices, transposed: Matrices) -> Tensor:
+def rotate_(X: Tensor, matrices: ByMode, transposed: ByMode) -> Tensor:
     """X ← A_Lᵀ X A_R for blocks of any order (Lemma 1); A = Q leads into the eigenbasis."""
     if X.dim() == 3 and len(matrices) == 2:  # matrices: the last product goes where X was
         return torch.bmm(torch.bmm(transposed[0], X), matrices[1], out=X)

@@ -4,7 +4,6 @@ Legend: A [K, d, d] holds the factors Λ̂ that are due; V [K, s, s] the changes
 solver returns its changes and the members of A, by number, for which it found none.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial as bound
@@ -85,20 +84,8 @@ def solve(
         return eigh(A)
     if solver == "partial":
         return partial(A, [REFRESH_TO * tau for tau in thresholds])
-    unit = within_range(A)
-    B = A / unit
-    change = power(B) if solver == "power" else qr(B, thresholds, qr_iterations)
-    change.factor.mul_(unit)
+    change = power(A) if solver == "power" else qr(A, thresholds, qr_iterations)
     return [change], []
-
-
-def within_range(A: Tensor) -> Tensor:
-    """Powers of two [K, 1, 1] by which to divide large matrices, so that products do not overflow.
-
-    The reflections of `qr` add up columns. Such a division is exact; `eigh` scales by itself.
-    """
-    large = diagonal(A).amax(1) > math.sqrt(torch.finfo(A.dtype).max)
-    return torch.where(large, 2.0**32, 1.0).to(A.dtype).view(-1, 1, 1)
 
 
 def eigh(A: Tensor, descending: bool = False) -> Solution:

@@ -1,6 +1,7 @@
 """The route over ranks: gradients of a bucket to the owners of its blocks, and updates back."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import prod
 from typing import NamedTuple, final
 
@@ -28,71 +29,51 @@ class Piece(NamedTuple):
 Send = tuple[int, int, Piece]
 
 
-class Buffer:
-    """How the pieces for every rank lie in one buffer: rank by rank, flags after the pieces."""
-
-    def __init__(self, by_rank: Sequence[Sequence[Piece]], device: torch.device) -> None:
-        self.pieces = [piece for pieces in by_rank for piece in pieces]
-        self.shapes = [extent(piece.box) for piece in self.pieces]
-        self.sizes: list[int] = []  # of what goes to, or comes from, each rank
-        self.lengths: list[int] = []  # of pieces and runs of flags, in the order of the buffer
-        self.numbers: list[int] = []  # which of the lengths are those of pieces
-        flags: list[int] = []
-        for pieces in by_rank:
-            numels = [prod(extent(piece.box)) for piece in pieces]
-            self.numbers += range(len(self.lengths), len(self.lengths) + len(pieces))
-            self.lengths += [*numels, len(pieces)]
-            self.sizes.append(sum(numels) + len(pieces))
-            flags += range(sum(self.sizes) - len(pieces), sum(self.sizes))
-        self.flags = torch.tensor(flags, dtype=torch.long, device=device)  # where flags lie
-
-    def views(self, buffer: Tensor) -> list[Tensor]:
-        """Views of all pieces in a buffer."""
-        split = torch.split_with_sizes(buffer, self.lengths)
-        return [split[k].view(shape) for k, shape in zip(self.numbers, self.shapes, strict=True)]
-
-
 class AllToAll:
     """One all-to-all: which pieces this rank sends to, and receives from, every other rank.
 
-    Every piece travels with a flag: a gradient may be missing, a block may stand still.
+    Every piece is followed by a flag: a gradient may be missing, a block may stand still.
     """
 
     def __init__(self, team: Team, sends: Sequence[Send], like: Tensor) -> None:
         self.team, self.like = team, like
-        sent: list[list[Piece]] = [[] for _ in range(team.size)]
-        expected: list[list[Piece]] = [[] for _ in range(team.size)]
+        outgoing: list[list[Piece]] = [[] for _ in range(team.size)]
+        incoming: list[list[Piece]] = [[] for _ in range(team.size)]
         for source, target, piece in sends:
             if source == team.rank:
-                sent[target].append(piece)
+                outgoing[target].append(piece)
             if target == team.rank:
-                expected[source].append(piece)
-        self.sent, self.expected = Buffer(sent, like.device), Buffer(expected, like.device)
+                incoming[source].append(piece)
+        self.sent, self.expected = list(chain(*outgoing)), list(chain(*incoming))
+        self.sizes_out = [sum(prod(extent(p.box)) + 1 for p in pieces) for pieces in outgoing]
+        self.sizes_in = [sum(prod(extent(p.box)) + 1 for p in pieces) for pieces in incoming]
         # The same on all ranks, because every rank knows all sends.
         self.stays = all(source == target for source, target, _ in sends)
         self.inbox = like.new_empty(0)
         self.work: dist.Work | None = None
 
-    def send(self, pieces: Sequence[Tensor | None], flags: Tensor) -> None:
-        """Send a tensor (None: nothing) and a flag for every piece, in the order of `sent`."""
-        outbox = self.like.new_empty(sum(self.sent.sizes))
-        views = self.sent.views(outbox)
-        for view, piece in zip(views, pieces, strict=True):
-            view.zero_() if piece is None else view.copy_(piece)
-        outbox[self.sent.flags] = flags.to(outbox.dtype)
+    def send(self, pieces: Sequence[Tensor], flags: Tensor) -> None:
+        """Send a tensor and a flag for every piece, in the order of `sent`."""
+        dtype = self.like.dtype
+        pairs = zip(pieces, torch.split(flags.to(dtype), 1), strict=True) if pieces else ()
+        flat = [x for piece, mark in pairs for x in (piece.reshape(-1).to(dtype), mark)]
+        self.inbox = torch.cat([self.like.new_empty(0), *flat])
         if self.stays:
-            self.inbox = outbox
             return
-        self.inbox = self.like.new_empty(sum(self.expected.sizes))
-        sizes, group = (self.expected.sizes, self.sent.sizes), self.team.group
+        outbox, self.inbox = self.inbox, self.like.new_empty(sum(self.sizes_in))
+        sizes, group = (self.sizes_in, self.sizes_out), self.team.group
         self.work = dist.all_to_all_single(self.inbox, outbox, *sizes, group=group, async_op=True)
+        self.outbox = outbox  # it must live until it has been sent
 
     def receive(self) -> tuple[list[Tensor], Tensor]:
         """A tensor and a flag for every piece, in the order of `expected`."""
         if self.work is not None:
             self.work.wait()
-        inbox, self.inbox, self.work = self.inbox, self.like.new_empty(0), None
-        return self.expected.views(inbox), inbox[self.expected.flags]
+        shapes = [extent(piece.box) for piece in self.expected]
+        split = torch.split(self.inbox, [n for shape in shapes for n in (prod(shape), 1)])
+        self.inbox, self.outbox, self.work = *(self.like.new_empty(0),) * 2, None
+        pieces = [piece.view(shape) for piece, shape in zip(split[::2], shapes, strict=True)]
+        return pieces, torch.cat([self.like.new_empty(0), *split[1::2]])
 
 
 @final
@@ -128,12 +109,12 @@ class Exchange:
             return torch.tensor(numbers, dtype=torch.long, device=like.device)
 
         # Where pieces lie in what this rank holds, and in the stacks of the blocks that it owns.
-        self.grads_out = [held(piece) for piece in self.gradients.sent.pieces]
-        self.grads_in = [stacked(piece) for piece in self.gradients.expected.pieces]
-        self.updates_out = [stacked(piece) for piece in self.updates.sent.pieces]
-        self.updates_in = [held(piece) for piece in self.updates.expected.pieces]
-        self.positions_in = positions_of(self.gradients.expected.pieces)
-        self.positions_out = positions_of(self.updates.sent.pieces)
+        self.grads_out = [held(piece) for piece in self.gradients.sent]
+        self.grads_in = [stacked(piece) for piece in self.gradients.expected]
+        self.updates_out = [stacked(piece) for piece in self.updates.sent]
+        self.updates_in = [held(piece) for piece in self.updates.expected]
+        self.positions_in = positions_of(self.gradients.expected)
+        self.positions_out = positions_of(self.updates.sent)
         # During a step:
         self.arrived: tuple[Tensor, Tensor] | None = None  # gradients, and which blocks have one
         self.kept: tuple[Tensor, Tensor] | None = None  # updates, and which blocks move
@@ -166,9 +147,12 @@ class Exchange:
         """Send off the pieces of the gradients that this rank holds."""
         self.arrived, self.kept, self.sent = None, None, False
         grads = {p: None if p.grad is None else local(p.grad) for p, _ in self.grads_out}
-        pieces = [None if (g := grads[p]) is None else g[box] for p, box in self.grads_out]
-        present = [float(piece is not None) for piece in pieces]
-        self.gradients.send(pieces, torch.tensor(present, device=self.like.device))
+        held = [
+            torch.zeros_like(local(p)[box]) if (g := grads[p]) is None else g[box]
+            for p, box in self.grads_out
+        ]
+        present = [float(grads[p] is not None) for p, _ in self.grads_out]
+        self.gradients.send(held, torch.tensor(present, device=self.like.device))
 
     def gather(self, part: Part) -> tuple[Tensor, Tensor | None]:
         """The gradients of a part, and which of its blocks have one [N]."""

@@ -170,16 +170,19 @@ def teams_of(
         if key not in known:
             known[key] = Team.of_mesh(mesh) if mesh is not None else Team(key)  # type: ignore
         teams[p] = known[key]
-    for number, p in enumerate(params):
+    layout = {
+        f"parameter {number} of param group {index}": layout_of(p, names)
+        for number, p in enumerate(params)
+    }
+    for p, what in zip(params, layout, strict=True):
         if p in teams:
-            team, what = teams[p], f"parameter {number} of param group {index}"
-            team.groups.add(index)
-            team.device = local(p).device
-            team.layout |= {**about, what: described(p, names)}
+            teams[p].groups.add(index)
+            teams[p].device = local(p).device
+            teams[p].layout |= {**about, what: layout[what]}
     if o.process_group is not None:
         team = known.get(o.process_group) or Team(o.process_group)
         values = {f"the values of parameter {n}": checksum(p) for n, p in enumerate(params)}
-        team.check_same({**about, **facts_of(o), **team.layout, **values})
+        team.check_same({**about, **facts_of(o), **layout, **values})
     return teams
 
 
@@ -193,7 +196,7 @@ def facts_of(o: Options) -> Facts:
     return {name: repr(value) for name, value in values.items()}
 
 
-def described(p: Tensor, names: Mapping[Tensor, str]) -> str:
+def layout_of(p: Tensor, names: Mapping[Tensor, str]) -> str:
     """A parameter's name, shape and dtype, and its placements."""
     what = f"{names.get(p, 'without a name')} {tuple(p.shape)} {p.dtype}"
     if isinstance(p, DTensor):

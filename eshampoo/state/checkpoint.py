@@ -52,7 +52,7 @@ def collect(buckets: Sequence[Bucket]) -> Entries:
     return stored
 
 
-def pack(groups: Sequence[Mapping[str, Any]], stored: Entries) -> dict[str, Any]:
+def state_dict_of(groups: Sequence[Mapping[str, Any]], stored: Entries) -> dict[str, Any]:
     """A state as plain data, without code, which the constructor of the next optimizer provides."""
     numbers: dict[Tensor, int] = {}
     packed_groups, start = [], 0
@@ -180,7 +180,7 @@ def fill_(buckets: Sequence[Bucket], saved: Entries, adam: bool) -> None:
                 view.fill_(value)
             elif bucket.elementwise:
                 sharded = is_sharded(p) and value.dim() > 0
-                view.copy_(held_piece(value, p) if sharded else value)
+                view.copy_(held_piece(value, p) if sharded else gathered(value))
             else:
                 view.copy_(converted(name, bucket.route.held(value, p), view))
         bucket.set_clock()

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from ..math.lean import diagonal_of, pack, triangle_size, unpack
-from ..math.linalg import Matrices, off_diagonal
+from ..math.linalg import ByMode, off_diagonal
 from ..options import Moment
 
 T = TypeVar("T")
 
 # Matrices by mode, and their transposes.
-Frames = tuple[Matrices, Matrices]
+Frames = tuple[ByMode, ByMode]
 
 # The dtypes in which a lean state keeps the momentum and the bases. The entries of a basis lie in
 # [−1, 1], where float16 has an eighth of the error of bfloat16.

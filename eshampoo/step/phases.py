@@ -134,7 +134,7 @@ def coefficients(
     bound = adam_bound(t, o, beta, bias1, bias3) if o.bounded else t * math.inf
     if age is not step:
         bias3 = bias(beta, age.clamp_min(1.0).unsqueeze(1))
-    gain = bias1 / power(bias3, row.exponent or o.exponent)
+    gain = bias1 / to_power(bias3, row.exponent or o.exponent)
     return Coefficients(
         live,
         moves,
@@ -163,7 +163,7 @@ def bias(beta: float, t: Tensor) -> Tensor:
     return (t * math.log(beta)).expm1_().neg_()
 
 
-def power(X: Tensor, p: float) -> Tensor:
+def to_power(X: Tensor, p: float) -> Tensor:
     """X^p, and √X for p = 1/2."""
     return X.sqrt() if p == 0.5 else X**p
 
@@ -350,7 +350,7 @@ def momentum_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Ten
 def by_eigenvalues_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
     """M̃ ⊘ (D^p + ε) with D = λ_L ⊗ λ_R, the eigenvalues of this step."""
     M = momentum_(s, G, c, o, p)
-    roots = {i: power(damped_spectrum(x, c.age, o), p) for i, x in s.diagonals.items()}
+    roots = {i: to_power(damped_spectrum(x, c.age, o), p) for i, x in s.diagonals.items()}
     sides = [along(root, i, M.dim() - 1) for i, root in roots.items()]
     return M / (math.prod(sides) + o.least_eps)
 

@@ -303,6 +303,7 @@ def _renew_root_(check: Check) -> None:
     s, mode, at, o = check.state, check.mode, check.renewed, check.task.options
     k, p = len(s.factors), check.task.row.exponent or o.exponent
     age = (s.step if s.observations is None else s.age)[at].unsqueeze(1)
-    eigenvalues = spectrum(s.diagonals[mode][at], age, k, o, s.basis_rounding)
+    rounding = s.basis_rounding if s.lean else 0.0
+    eigenvalues = spectrum(s.diagonals[mode][at], age, k, o, rounding)
     root = inverse_root(s.bases[mode][at].to(s.step.dtype), eigenvalues, k, o, p)
     s.roots[mode][at] = pack(root) if s.lean else root

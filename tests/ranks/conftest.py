@@ -17,12 +17,6 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("world", mark.args, ids=names, indirect=True)
 
 
-def pytest_itemcollected(item):
-    """What needs a world is slow."""
-    if "worlds" in item.fixturenames:
-        item.add_marker(pytest.mark.slow)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
     """Have the ranks call the test instead of calling it here."""

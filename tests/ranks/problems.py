@@ -32,7 +32,6 @@ OPTIONS = {
     "Muon": {},
     "observed": {"frequency": 6, "tau": 0.0, "max_dim": 24, "statistics": "observe"},
     "lean": {"frequency": 6, "tau": 0.0, "max_dim": 16, "state": "lean"},
-    "staggered": {"frequency": 4, "tau": 0.0, "max_dim": 16, "stagger": True},
 }
 CLASSES = {
     "adaptive": "EShampoo",
@@ -43,7 +42,6 @@ CLASSES = {
     "rows": "EShampoo",
     "observed": "EShampoo",
     "lean": "EShampoo",
-    "staggered": "EShampoo",
 }
 
 

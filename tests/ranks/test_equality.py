@@ -28,6 +28,8 @@ from torch.distributed.tensor.parallel import (
 
 from eshampoo import SOAP, EShampoo
 
+pytestmark = pytest.mark.slow
+
 GIVEN = [(40, 12), (9, 9), (5, 7), (3, 4, 6), (7,)]
 
 

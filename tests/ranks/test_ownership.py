@@ -5,8 +5,9 @@ from torch.distributed.tensor import Replicate, Shard
 
 from benchmarks.ownership import measure, simulate
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("placement", [Shard(0), Replicate()], ids=["sharded", "replicated"])
 def test_the_state_and_the_work_are_shared_out_evenly_and_as_they_are_simulated(placement):
     found = measure("vit_s", 4, placement)
@@ -15,7 +16,6 @@ def test_the_state_and_the_work_are_shared_out_evenly_and_as_they_are_simulated(
     assert simulate("vit_s", 4, placement) == found
 
 
-@pytest.mark.slow
 def test_a_thousand_ranks_have_about_as_much_to_do_each():
     for model, ranks in (("llama-8b", 256), ("llama-70b", 1024)):
         found = simulate(model, ranks, Shard(0))

@@ -7,6 +7,8 @@ from problems import feed, full, optimizer, placed, tensors
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.ranks(3, 4)
 def test_every_placement_equals_one_process(world):

@@ -30,6 +30,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="session")
 def halfway(worlds, tmp_path_factory):

@@ -5,8 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from saves import undisturbed
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

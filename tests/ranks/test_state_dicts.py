@@ -11,6 +11,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+pytestmark = pytest.mark.slow
+
 FLAT, FULL = {"flatten_optimizer_state_dict": True}, {"full_state_dict": True}
 OFFLOADED, FROM_RANK_0 = {"cpu_offload": True}, {"broadcast_from_rank0": True}
 # How a state is taken, and how it is loaded. (torch 2.13 itself loads nothing with FLAT and FULL.)

@@ -11,6 +11,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+pytestmark = pytest.mark.slow
+
 
 def same_bits(ours, theirs):
     for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):

@@ -12,6 +12,8 @@ from torch.distributed.fsdp import fully_shard
 
 from eshampoo import EShampoo
 
+pytestmark = pytest.mark.slow
+
 
 class Branches(nn.Module):
     """A trunk, and two branches that a batch takes or not."""

@@ -1,5 +1,6 @@
-"""Gradients with NaN or Inf."""
+"""Gradients with NaN or Inf, for one method of each class of state."""
 
+import math
 import warnings
 
 import pytest
@@ -9,13 +10,9 @@ from cases import METHODS, assert_same, feed, keywords_of, parameters, problem, 
 NAN, INF = float("nan"), float("inf")
 WARNING = "had NaN or Inf"
 skips = pytest.mark.filterwarnings(f"ignore:.*{WARNING}")
+STATES = ["EShampoo", "Shampoo"]
 SHAPES = [(4, 4), (4, 4), (6,), (3, 3, 3), ()]
-OPTIONS = {
-    method: {"frequency": 3, "tau": 0.0, "vectors": "full", "merge_dims": False}
-    for method in METHODS
-}
-OPTIONS["SOAP"]["vectors"] = "adam"
-del OPTIONS["FullMatrixAdam"]["merge_dims"]
+OPTIONS = {"frequency": 3, "tau": 0.0, "vectors": "full"}
 
 
 def spoilt(G, value):
@@ -25,40 +22,59 @@ def spoilt(G, value):
     return G
 
 
-def state_of(optimizer, p, but=("skipped",)):
-    return {key: v.clone() for key, v in optimizer.state[p].items() if key not in but}
+def state_of(optimizer, p):
+    """All entries but the count of skipped gradients."""
+    return {key: v.clone() for key, v in optimizer.state[p].items() if key != "skipped"}
+
+
+def bits(tensor):
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.detach().contiguous().view(whole).clone()
+
+
+def all_bits(optimizer, p):
+    return bits(p), {name: bits(value) for name, value in state_of(optimizer, p).items()}
 
 
 @skips
 @pytest.mark.parametrize("frequency", [1, 3])
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_skipped_block_keeps_every_bit_while_the_others_move(method, value, frequency):
-    tensors, grads = problem(SHAPES, 9)
-    params = parameters(tensors)
-    optimizer = METHODS[method](params, **{**OPTIONS[method], "frequency": frequency})
-    run(optimizer, params, grads[:5])
-    for t, step in enumerate(grads[5:]):
-        bad = t % 3
-        before = params[bad].detach().clone(), state_of(optimizer, params[bad])
-        others = [p.detach().clone() for p in params]
+@pytest.mark.parametrize(
+    "more", [{}, {"betas": (0.9, 1.0), "weight_decay": 0.0}, {"state": "lean"}]
+)
+@pytest.mark.parametrize("method", STATES)
+def test_a_skipped_block_keeps_every_bit_at_every_step_while_the_others_move(
+    method, more, frequency
+):
+    """From the first step on, at checks too, and so do −0.0, −Inf and NaN in weights and state."""
+    tensors, grads = problem(SHAPES, 13)
+    params = parameters(tensors, torch.float32)
+    optimizer = METHODS[method](params, **{**OPTIONS, **more, "frequency": frequency})
+    for t, step in enumerate(grads):
+        if t == 6:
+            for p in params[:2]:
+                M = optimizer.state[p]["exp_avg"]
+                M.view(-1)[:2] = torch.tensor([-0.0, 0.0], dtype=M.dtype)
+                p.data.view(-1)[:3] = torch.tensor([-0.0, -INF, NAN])
+        bad = t % len(params)
+        before, others = all_bits(optimizer, params[bad]), [bits(p) for p in params]
+        value = (NAN, INF, -INF)[t % 3]
         feed(params, [spoilt(G, value) if i == bad else G for i, G in enumerate(step)])
         optimizer.step()
-        assert_same(before, (params[bad].detach(), state_of(optimizer, params[bad])))
+        assert_same(before, all_bits(optimizer, params[bad]), f"step {t + 1}")
         for i, (old, p) in enumerate(zip(others, params, strict=True)):
-            assert torch.equal(old, p.detach()) == (i == bad), i
-    assert sum(int(optimizer.state[p]["skipped"].sum()) for p in params) == 4
+            assert torch.equal(old, bits(p)) == (i == bad), (t, i)
+    assert sum(int(optimizer.state[p]["skipped"].sum()) for p in params) == len(grads)
 
 
 @skips
-@pytest.mark.parametrize("frequency", [1, 2, 3])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("frequency", [1, 3])
+@pytest.mark.parametrize("method", STATES)
 def test_a_skipped_gradient_is_a_missing_gradient_also_at_a_check(method, frequency):
     tensors, grads = problem(SHAPES, 14)
     # The first, one before a check, one at a check, two in a row.
     bad = {(1, 0), (2, 1), (3, 1), (5, 3), (6, 0), (6, 2), (7, 2), (9, 4), (12, 1)}
     skipping, missing = parameters(tensors), parameters(tensors)
-    options = {**OPTIONS[method], "frequency": frequency}
+    options = {**OPTIONS, "frequency": frequency}
     ours, theirs = METHODS[method](skipping, **options), METHODS[method](missing, **options)
     for t, step in enumerate(grads, start=1):
         hit = [(t, i) in bad for i in range(len(step))]
@@ -73,23 +89,12 @@ def test_a_skipped_gradient_is_a_missing_gradient_also_at_a_check(method, freque
     assert [r._replace(skipped=0) for r in factors] == theirs.basis_report()
 
 
-def test_a_gradient_whose_squares_overflow_is_skipped_too():
-    (p,) = parameters([torch.ones(3, 4)])
-    optimizer = METHODS["EShampoo"]([p], frequency=2, merge_dims=False)
-    run(optimizer, [p], [[torch.full((3, 4), 1e30)]])
-    assert torch.equal(p.detach(), torch.ones(3, 4))
-    assert optimizer.state[p]["skipped"].item() == 1
-    assert all(bool(v.isfinite().all()) for v in optimizer.state[p].values())
-
-
 @skips
-@pytest.mark.parametrize("method", ["EShampoo", "Shampoo", "SOAP", "KLShampoo"])
+@pytest.mark.parametrize("method", STATES)
 def test_the_blocks_of_a_split_parameter_are_skipped_separately(method):
     tensors, grads = problem([(6, 6)], 8)
     params = parameters(tensors)
-    options = {"max_dim": 3, "frequency": 2, "merge_dims": False, "oversize": "split"}
-    if method == "Shampoo":
-        options["graft_scope"] = "block"
+    options = {"max_dim": 3, "frequency": 2, "graft_scope": "block"}
     optimizer = METHODS[method](params, **options)
     run(optimizer, params, grads[:5])
     (p,) = params
@@ -108,10 +113,12 @@ def test_the_blocks_of_a_split_parameter_are_skipped_separately(method):
 
 def test_one_warning_names_the_parameters_after_a_complete_step():
     tensors, grads = problem([(4, 4), (4, 4), (6,), (3,)], 12)
-    options = {"frequency": 3, "merge_dims": False}
     params, twin = parameters(tensors), parameters(tensors)
     named = [(f"layer{i}", p) for i, p in enumerate(params)]
-    optimizer, other = METHODS["EShampoo"](named, **options), METHODS["EShampoo"](twin, **options)
+    optimizer, other = (
+        METHODS["EShampoo"](named, frequency=3),
+        METHODS["EShampoo"](twin, frequency=3),
+    )
     bad = {(2, 1), (2, 2), (7, 0)}  # layer2 has no factor
     for t, step in enumerate(grads, start=1):
         feed(params, [spoilt(G, NAN) if (t, i) in bad else G for i, G in enumerate(step)])
@@ -121,10 +128,8 @@ def test_one_warning_names_the_parameters_after_a_complete_step():
             with pytest.warns(UserWarning, match=WARNING) as seen:
                 optimizer.step()
             assert len(seen) == 1
-            assert "'layer1'" in str(seen[0].message)
-            assert "'layer2'" in str(seen[0].message)
-            assert "'layer0'" not in str(seen[0].message)
-            assert "'layer3'" not in str(seen[0].message)
+            named_there = [i for i in range(4) if f"'layer{i}'" in str(seen[0].message)]
+            assert named_there == [1, 2]
         else:  # warnings are errors here
             optimizer.step()
         # Also the step that warned was a whole step.
@@ -136,7 +141,7 @@ def test_the_report_counts_what_was_skipped_also_without_a_factor():
     tensors, grads = problem([(4, 4), (6,), (3,)], 5)
     params = parameters(tensors)
     named = [(f"layer{i}", p) for i, p in enumerate(params)]
-    optimizer = METHODS["EShampoo"](named, frequency=2, merge_dims=False)
+    optimizer = METHODS["EShampoo"](named, frequency=2)
     rows = [(r.name, r.mode, r.size, r.skipped) for r in optimizer.basis_report()]
     assert rows == [("layer0", 0, 4, 0), ("layer0", 1, 4, 0)]
     for step in grads:
@@ -146,7 +151,7 @@ def test_the_report_counts_what_was_skipped_also_without_a_factor():
         ("layer0", (4, 4), 0, 4, 5), ("layer0", (4, 4), 1, 4, 5), ("layer1", (6,), -1, 0, 5)
     ]  # fmt: skip
     # A state brings its counts along, and what happened before it was saved is not warned of again.
-    again = METHODS["EShampoo"](named, frequency=2, merge_dims=False)
+    again = METHODS["EShampoo"](named, frequency=2)
     again.load_state_dict(optimizer.state_dict())
     assert again.basis_report() == optimizer.basis_report()
     with warnings.catch_warnings():
@@ -155,13 +160,11 @@ def test_the_report_counts_what_was_skipped_also_without_a_factor():
 
 
 @skips
-@pytest.mark.parametrize("method", METHODS)
-def test_gradscaler_and_skipping_go_together(method):
+def test_gradscaler_and_skipping_go_together():
     """The scaler leaves whole steps out, the optimizer single blocks: neither hides the other."""
     tensors, grads = problem([(4, 4), (4, 4), (6,)], 12)
     params, twin = parameters(tensors, torch.float32), parameters(tensors, torch.float32)
-    optimizer = METHODS[method](params, **OPTIONS[method])
-    other = METHODS[method](twin, **OPTIONS[method])
+    optimizer, other = (METHODS["EShampoo"](ps, **OPTIONS) for ps in (params, twin))
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=10**6)
     scaler.scale(torch.zeros(()))  # makes its tensors
     for t, step in enumerate(grads):
@@ -171,18 +174,14 @@ def test_gradscaler_and_skipping_go_together(method):
             feed(params, [spoilt(step[0] * scale, INF), *(G * scale for G in step[1:])])
             scaler.step(optimizer)
             assert_same(before, snapshot(optimizer))
-        elif t == 7:  # spoilt after unscaling, as clipping does: only one block stands still
-            feed(params, [G * scale for G in step])
-            scaler.unscale_(optimizer)
-            params[1].grad.view(-1)[0] = NAN
-            scaler.step(optimizer)
-            feed(twin, [G.float() * scale / scale for G in step])
-            twin[1].grad = None
-            other.step()
         else:
             feed(params, [G * scale for G in step])
+            feed(twin, [G.float() * scale / scale for G in step])
+            if t == 7:  # spoilt after unscaling, as clipping does: only one block stands still
+                scaler.unscale_(optimizer)
+                params[1].grad.view(-1)[0] = NAN
+                twin[1].grad = None
             scaler.step(optimizer)
-            feed(twin, step)
             other.step()
         scaler.update()
         for i, (p, q) in enumerate(zip(params, twin, strict=True)):
@@ -192,18 +191,12 @@ def test_gradscaler_and_skipping_go_together(method):
 
 
 @skips
-@pytest.mark.parametrize("method", METHODS)
-def test_each_group_has_its_own_rule(method):
+def test_each_group_has_its_own_rule_and_propagate_lets_the_gradient_through():
     tensors, grads = problem([(4, 4), (4, 4), (4, 4)], 5)
     params = parameters(tensors)
-    optimizer = METHODS[method](
-        [
-            {"params": [params[0]], "nonfinite": "skip"},
-            {"params": [params[1]], "nonfinite": "raise"},
-            {"params": [params[2]], "nonfinite": "propagate"},
-        ],
-        **OPTIONS[method],
-    )
+    rules = ("skip", "raise", "propagate")
+    groups = [{"params": [p], "nonfinite": rule} for p, rule in zip(params, rules, strict=True)]
+    optimizer = METHODS["EShampoo"](groups, **OPTIONS)
     run(optimizer, params, grads[:2])
     before = snapshot(optimizer)
     feed(params, [spoilt(G, NAN) for G in grads[2]])
@@ -223,30 +216,24 @@ def test_each_group_has_its_own_rule(method):
     assert torch.equal(params[1].detach(), now)
 
 
-@pytest.mark.parametrize("blocks", [False, True])
-@pytest.mark.parametrize("method", METHODS)
-def test_raise_names_the_parameters_and_changes_nothing(method, blocks):
+@pytest.mark.parametrize("method", STATES)
+def test_raise_names_the_parameters_and_changes_nothing(method):
     tensors, grads = problem(SHAPES, 4)
     params = parameters(tensors)
     named = [(f"layer{i}", p) for i, p in enumerate(params)]
-    options = {"frequency": 2}
-    if blocks and method != "FullMatrixAdam":
-        options |= {"max_dim": 2, "merge_dims": False, "oversize": "split"}
+    options = {"frequency": 2, "max_dim": 2}
     optimizer = METHODS[method](named, nonfinite="raise", **options)
     run(optimizer, params, grads[:3])
     before = snapshot(optimizer)
     feed(params, [spoilt(G, NAN) if i in (1, 3) else G for i, G in enumerate(grads[3])])
     with pytest.raises(FloatingPointError, match="NaN or Inf") as error:
         optimizer.step()
-    assert "'layer1'" in str(error.value)
-    assert "'layer3'" in str(error.value)
-    assert "'layer0'" not in str(error.value)
+    assert [i for i in range(5) if f"'layer{i}'" in str(error.value)] == [1, 3]
     assert "nonfinite='skip'" in str(error.value)
     assert_same(before, snapshot(optimizer))
     # The refused step left no trace in the clocks either.
     twin = parameters(tensors)
-    other = METHODS[method](twin, **options)
-    run(other, twin, grads)
+    run(METHODS[method](twin, **options), twin, grads)
     run(optimizer, params, grads[3:])
     for a, b in zip(params, twin, strict=True):
         assert torch.equal(a.detach(), b.detach())
@@ -254,88 +241,29 @@ def test_raise_names_the_parameters_and_changes_nothing(method, blocks):
 
 @skips
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(4, 4), (6,), ()])
-@pytest.mark.parametrize("method", METHODS)
-def test_raise_refuses_what_skip_would_skip(method, shape, dtype):
-    """Also a finite gradient whose squares overflow, and nothing below."""
-    tensors, grads = problem([shape, (3, 3)], 4)
-    limit = torch.finfo(dtype).max ** 0.5
+@pytest.mark.parametrize("method", STATES)
+def test_a_gradient_whose_squares_overflow_is_skipped_or_raised_too_and_nothing_below(
+    method, dtype
+):
+    tensors, grads = problem([(4, 4), (6,), (3, 3)], 4)
+    limit = math.sqrt(torch.finfo(dtype).max)
     for size, refused in [(1e10 * limit, True), (1.01 * limit, True), (0.99 * limit, False)]:
         large = [g / torch.linalg.vector_norm(g) * size for g in grads[3]]
         for rule in ("skip", "raise"):
             params = parameters(tensors, dtype)
-            optimizer = METHODS[method](params, **{**OPTIONS[method], "nonfinite": rule})
+            optimizer = METHODS[method](params, **{**OPTIONS, "nonfinite": rule})
             run(optimizer, params, grads[:3])
             before = snapshot(optimizer)
-            feed(params, [large[0], None])
+            feed(params, [*large[:2], None])
             if rule == "raise" and refused:
                 with pytest.raises(FloatingPointError, match="squares overflow"):
                     optimizer.step()
                 assert_same(before, snapshot(optimizer))
             else:
                 optimizer.step()
-                assert torch.equal(before[0][0], params[0].detach()) == refused
-                assert all(v.isfinite().all() for v in optimizer.state[params[0]].values())
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_propagate_lets_the_gradient_through(method):
-    tensors, grads = problem([(4, 4), (4, 4)], 3)
-    params = parameters(tensors)
-    optimizer = METHODS[method](params, **{**OPTIONS[method], "nonfinite": "propagate"})
-    run(optimizer, params, grads[:2])
-    feed(params, [spoilt(grads[2][0], NAN), grads[2][1]])
-    optimizer.step()
-    assert params[0].isnan().any()
-    assert params[1].isfinite().all()
-
-
-def bits(tensor):
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.detach().contiguous().view(whole).clone()
-
-
-@skips
-@pytest.mark.parametrize("eps", [1e-8, 0.0])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_skipped_parameter_keeps_its_zeros_and_infinities(method, weight_decay, eps):
-    """−0.0, −Inf and NaN stay what they are, to the bit."""
-    tensors, grads = problem(SHAPES, 6)
-    params = parameters(tensors, torch.float32)
-    for p in params[:4]:
-        p.data.view(-1)[:3] = torch.tensor([-0.0, -INF, NAN])
-    params[4].data.fill_(-0.0)
-    options = {**OPTIONS[method], "weight_decay": weight_decay, "eps": eps}
-    optimizer = METHODS[method](params, **options)
-    before = [bits(p) for p in params]
-    for step in grads:
-        run(optimizer, params, [[spoilt(G, NAN) for G in step]])
-        for i, (b, p) in enumerate(zip(before, params, strict=True)):
-            assert torch.equal(b, bits(p)), i
-
-
-@skips
-@pytest.mark.parametrize("form", ["full", "lean"])
-@pytest.mark.parametrize("beta2", [0.9, 1.0])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_skipped_or_missing_gradient_leaves_every_bit_of_the_state(method, beta2, form):
-    """Also the sign of a zero, beside a block that takes its step."""
-    tensors, grads = problem([(4, 4), (4, 4), (5,), (5,), (3, 2, 2)], 5)
-    params = parameters(tensors, torch.float32)
-    options = {**OPTIONS[method], "betas": (0.9, beta2), "state": form}
-    optimizer = METHODS[method](params, **options)
-    run(optimizer, params, grads[:3])
-    for p in params:
-        M = optimizer.state[p]["exp_avg"]
-        M.view(-1)[:2] = torch.tensor([-0.0, 0.0], dtype=M.dtype)
-    for last in (spoilt, lambda G, value: None):
-        before = [state_of(optimizer, p) for p in params]
-        run(optimizer, params, [[spoilt(grads[3][0], NAN), *grads[3][1:3], None, None]])
-        run(optimizer, params, [[last(grads[4][0], NAN), *grads[4][1:3], None, None]])
-        for i in (0, 3, 4):
-            for name, now in state_of(optimizer, params[i]).items():
-                assert torch.equal(bits(now), bits(before[i][name])), (i, name)
+                for old, p in zip(before[0][:2], params, strict=False):
+                    assert torch.equal(old, p.detach()) == refused
+                    assert all(v.isfinite().all() for v in optimizer.state[p].values())
 
 
 GRADIENTS = {
@@ -349,15 +277,18 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("kind", GRADIENTS)
-@pytest.mark.parametrize("variant", [{}, {"frequency": 1}, {"graft": "adam"}, {"exponent": 1.0}])
 @pytest.mark.parametrize("method", METHODS)
-def test_no_epsilon_makes_no_nan(method, variant, kind):
-    torch.manual_seed(0)
-    params = parameters([torch.randn(4, 5), torch.randn(4, 5)])
-    unscaled = {name: None for name in ("rms", "graft") if name in keywords_of(method)}
-    variant = {name: value for name, value in variant.items() if name in keywords_of(method)}
-    optimizer = METHODS[method](params, **{**OPTIONS[method], **unscaled, **variant, "eps": 0.0})
-    for t in range(8):
-        run(optimizer, params, [[GRADIENTS[kind](t, (4, 5), torch.randn), None]])
-        assert params[0].isfinite().all(), t
-        assert all(v.isfinite().all() for v in optimizer.state[params[0]].values()), t
+def test_no_epsilon_makes_no_nan(method, kind):
+    own = keywords_of(method)
+    unscaled = {name: None for name in ("rms", "graft") if name in own}
+    variants = [{}, {"frequency": 1}, {"exponent": 1.0}]
+    variants += [{"graft": "adam"}] if "graft" in own else []
+    for variant in variants:
+        torch.manual_seed(0)
+        params = parameters([torch.randn(4, 5), torch.randn(4, 5)])
+        options = {"frequency": 3, "tau": 0.0, **unscaled, **variant}
+        optimizer = METHODS[method](params, **options, eps=0.0)
+        for t in range(8):
+            run(optimizer, params, [[GRADIENTS[kind](t, (4, 5), torch.randn), None]])
+            assert params[0].isfinite().all(), (variant, t)
+            assert all(v.isfinite().all() for v in optimizer.state[params[0]].values()), t

@@ -7,7 +7,6 @@ import torch
 from cases import (
     COMMON,
     METHODS,
-    OBSERVING,
     PAPER,
     Pair,
     assert_close,
@@ -59,7 +58,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize(("method", "options"), thinned(ROWS, lambda m, o: [m, *o.items()]))
-@pytest.mark.parametrize(("every", "first"), [(1, 1), (3, 1), (1, 5)])
+@pytest.mark.parametrize(("every", "first"), [(1, 1), (3, 5)])
 def test_observations_and_steps_follow_the_oracle(method, options, every, first):
     # No basis before all factors have full rank: the basis of a null space is arbitrary.
     F = {"FullMatrixAdam": 24}.get(method, 7)
@@ -72,56 +71,30 @@ def test_observations_and_steps_follow_the_oracle(method, options, every, first)
     assert max(computations(pair.optimizer)) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", OBSERVING)
-def test_observing_the_gradients_of_the_steps_is_the_method_itself(method):
-    tensors, grads = problem(SHAPES, 30)
-    ours, theirs = parameters(tensors), parameters(tensors)
-    options = {"frequency": "auto", "tau": 0.05, "rms": None}
-    optimizer = METHODS[method](ours, **options, **OBSERVE)
-    other = METHODS[method](theirs, **options)
-    for step in grads:
-        feed(ours, step)
-        optimizer.observe()
-        run(optimizer, ours, [step])
-        run(other, theirs, [step])
-    assert_close(ours, theirs, 1e-9)
-    assert computations(optimizer) == computations(other)
-
-
-@pytest.mark.parametrize("method", OBSERVING)
-def test_an_observation_moves_no_parameter_no_momentum_and_no_count_of_steps(method):
-    tensors, grads = problem(SHAPES, 12)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
+def test_an_observation_changes_the_statistics_alone_and_a_step_everything_but_them(method):
+    tensors, grads = problem([(4, 3)], 6)
     params = parameters(tensors)
     optimizer = METHODS[method](params, **OBSERVE, frequency=50)
-    for step in grads[:6]:
-        feed(params, step)
-        optimizer.observe()
-        optimizer.step()
-    weights, state, _, _ = snapshot(optimizer)
-    feed(params, grads[6])
-    optimizer.observe()
-    now = snapshot(optimizer)
-    assert_same(weights, now[0])
-    for before, after in zip(state, now[1], strict=True):
-        seen = {name for name in before if not torch.equal(before[name], after[name])}
-        assert not seen & {"step", "exp_avg", "graft_avg_sq"}
-        assert "observations" not in before or {"observations", "factor_0"} <= seen
 
-
-def test_a_step_leaves_the_statistics_of_observations_alone():
-    tensors, grads = problem([(4, 3)], 8)
-    params = parameters(tensors)
-    optimizer = EShampoo(params, **OBSERVE)
-    for step in grads[:4]:
+    def changed_by(call, step):
         feed(params, step)
-        optimizer.observe()
-    before = {name: value.clone() for name, value in optimizer.state[params[0]].items()}
-    run(optimizer, params, grads[4:])
-    after = optimizer.state[params[0]]
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert changed == {"step", "exp_avg"}
-    assert after["observations"].tolist() == [4]
+        before = {name: v.clone() for name, v in optimizer.state[params[0]].items()}
+        weights = params[0].detach().clone()
+        call()
+        after = optimizer.state[params[0]]
+        changed = {name for name in before if not torch.equal(before[name], after[name])}
+        return changed, not torch.equal(weights, params[0].detach())
+
+    own = {"EShampoo": {"exp_avg_sq"}, "Shampoo": set()}[
+        method
+    ]  # D, which Shampoo has for its graft
+    lent = {"EShampoo": set(), "Shampoo": {"exp_avg_sq"}}[method]
+    statistics = {"observations", "factor_0", "factor_1"} | own
+    for step in grads[:3]:
+        assert changed_by(optimizer.observe, step) == (statistics, False)
+    for step in grads[3:]:
+        assert changed_by(optimizer.step, step) == ({"step", "exp_avg"} | lent, True)
 
 
 def test_without_observations_it_is_adamw():
@@ -129,19 +102,6 @@ def test_without_observations_it_is_adamw():
     ours, theirs = parameters(tensors), parameters(tensors)
     run(EShampoo(ours, **OBSERVE), ours, grads)
     run(torch.optim.AdamW(theirs, weight_decay=1e-2), theirs, grads)
-    assert_close(ours, theirs, 1e-12)
-
-
-def test_a_state_of_adamw_goes_on_until_the_first_observation():
-    tensors, grads = problem(SHAPES, 20)
-    ours, theirs = parameters(tensors), parameters(tensors)
-    adamw = torch.optim.AdamW(theirs, weight_decay=1e-2)
-    run(adamw, theirs, grads[:10])
-    optimizer = EShampoo(parameters(theirs), **OBSERVE)
-    ours = optimizer.param_groups[0]["params"]
-    optimizer.load_state_dict(adamw.state_dict())
-    run(optimizer, ours, grads[10:])
-    run(adamw, theirs, grads[10:])
     assert_close(ours, theirs, 1e-12)
 
 
@@ -166,38 +126,6 @@ def test_observations_need_the_keyword_and_change_nothing_without_it():
     with pytest.raises(RuntimeError, match=r"statistics='step'.*Pass statistics='observe'"):
         optimizer.observe()
     assert_same(before, snapshot(optimizer))
-
-
-def test_only_the_groups_with_the_keyword_are_observed():
-    tensors, grads = problem([(4, 3), (4, 3)], 2)
-    params = parameters(tensors)
-    optimizer = EShampoo([{"params": params[:1], **OBSERVE}, {"params": params[1:]}])
-    feed(params, grads[0])
-    optimizer.observe()
-    assert optimizer.state[params[0]]["observations"].tolist() == [1]
-    assert not optimizer.state[params[1]]["factor_0"].any()
-    run(optimizer, params, grads[1:])
-    assert optimizer.state[params[1]]["factor_0"].any()
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_left_out_of_the_statistics_and_counted(wrong):
-    tensors, grads = problem([(4, 3), (3, 4)], 4)
-    params = parameters(tensors)
-    optimizer = EShampoo(params, **OBSERVE)
-    feed(params, grads[0])
-    optimizer.observe()
-    before = snapshot(optimizer)[1]
-    feed(params, grads[1])
-    params[0].grad[1, 1] = wrong
-    with pytest.warns(UserWarning, match="NaN or Inf"):
-        optimizer.observe()
-    state = optimizer.state[params[0]]
-    left = {name for name in before[0] if not torch.equal(before[0][name], state[name])}
-    assert left == {"skipped"}
-    assert optimizer.state[params[1]]["observations"].tolist() == [2]
-    run(optimizer, params, grads[2:])
-    assert all(W.isfinite().all() for W in params)
 
 
 def test_a_first_observation_that_is_not_finite_leaves_the_statistics_of_steps():
@@ -249,7 +177,7 @@ def test_with_labels_of_the_model_trace_scaled_shampoo_squared_is_the_fisher_of_
         assert_close((W - params[i].detach()) * count, expected, 1e-10 * expected.norm().item())
 
 
-@pytest.mark.parametrize("method", OBSERVING)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
 def test_a_run_resumes_in_every_bit(method):
     tensors, grads = problem(SHAPES, 24)
     params = parameters(tensors, torch.float32)
