@@ -8,7 +8,6 @@ import pytest
 import torch
 from cases import (
     COMMON,
-    FIRST_IS_FAST,
     METHODS,
     assert_same,
     checked,
@@ -110,13 +109,13 @@ def test_a_question_does_not_depend_on_those_before(beta):
 
 
 @pytest.mark.parametrize("beta2", [0.0, 0.9, 0.95, 1.0])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo", "SOAP"])
 def test_the_history_shows_the_steps(method, beta2):
-    more = {} if method == "FullMatrixAdam" else {"merge_dims": False}
-    tensors, grads = problem([(4, 4), (3, 3)], 30)
+    """Of the first block, whose checks come when all others would have theirs."""
+    tensors, grads = problem([(4, 4)], 30)
     params = parameters(tensors)
     options = {"betas": (0.9, beta2), "frequency": "auto", "novelty": 0.3, "record": True}
-    optimizer = METHODS[method](params, tau=0.2, **options, **more)
+    optimizer = METHODS[method](params, tau=0.2, merge_dims=False, **options)
     run(optimizer, params, grads)
     first = [0] if method == "SOAP" else []
     expected = first + by_the_rule(beta2, 0.3, 29 if method == "SOAP" else 30)
@@ -147,10 +146,9 @@ def test_blocks_without_a_gradient_count_their_own_steps():
 
 
 @pytest.mark.filterwarnings("ignore:.*had NaN or Inf")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
 def test_a_skipped_gradient_is_a_missing_gradient(method):
-    more = {} if method == "FullMatrixAdam" else {"merge_dims": False}
-    options = {"frequency": "auto", "novelty": 0.05, "budget": 0.0, "record": True, **more}
+    options = {**AUTO, "novelty": 0.05, "budget": 0.0}
     tensors, grads = problem([(4, 4), (4, 4), (3, 3)], 26)
     skipping, missing = parameters(tensors), parameters(tensors)
     ours, theirs = METHODS[method](skipping, **options), METHODS[method](missing, **options)
@@ -190,11 +188,11 @@ def test_beta_novelty_and_frequency_are_live():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", FIRST_IS_FAST)
-def test_a_run_resumes_at_any_step_with_the_same_checks(method):
-    more = {} if method == "FullMatrixAdam" else {"merge_dims": False, "max_dim": 5}
-    options = {**COMMON, "frequency": "auto", "novelty": 0.2, "tau": 0.0, "budget": 0.0, **more}
-    tensors, grads = problem([(4, 4), (7, 5), (6,)], 24)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
+def test_a_run_resumes_with_the_same_checks(method):
+    blocks = {"merge_dims": False, "max_dim": 5}
+    options = {**COMMON, "frequency": "auto", "novelty": 0.2, "tau": 0.0, "budget": 0.0, **blocks}
+    tensors, grads = problem([(4, 4), (7, 5), (6,)], 30)
     params = parameters(tensors, torch.float32)
     optimizer = METHODS[method](params, **options)
     saves = []
@@ -202,10 +200,8 @@ def test_a_run_resumes_at_any_step_with_the_same_checks(method):
         saves.append((copy.deepcopy(params), through_a_file(optimizer.state_dict())))
         run(optimizer, params, [step])
     assert any(r.waited for r in optimizer.basis_report())
-    for at, (weights, saved) in enumerate(saves):
-        resumed = METHODS[method](weights)  # the keywords are in the file
-        if "max_dim" in more:
-            resumed = METHODS[method](weights, **more)
+    for at, (weights, saved) in [*enumerate(saves)][::4]:
+        resumed = METHODS[method](weights, **blocks)  # all other keywords are in the file
         resumed.load_state_dict(saved)
         run(resumed, weights, grads[at:])
         for p, q in zip(params, weights, strict=True):

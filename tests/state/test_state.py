@@ -47,7 +47,7 @@ def test_state_keeps_its_precision_whatever_the_parameter_has():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
 def test_half_precision_parameters_keep_float32_state_and_stay_near_float32(method, dtype):
     optimizer, params, _ = trained(method, SHAPES, 8, dtype=dtype, frequency=3, lr=1e-2)
     _, exact, _ = trained(method, SHAPES, 8, dtype=torch.float32, frequency=3, lr=1e-2)

@@ -75,7 +75,6 @@ def test_without_a_fixed_rms_the_first_lean_steps_are_further_away(rms, limit):
     _, grads = problem([(24, 16), (12, 9)], 12)
     forms = [moves("EShampoo", grads, form, rms=rms) for form in ("full", "lean")]
     gaps = [float((a - b).norm() / a.norm()) for a, b in zip(*forms, strict=True)]
-    print(f"rms={rms}:", *(f"{gap:.1%}" for gap in gaps))
     assert max(gaps) <= limit
 
 
@@ -91,8 +90,8 @@ def test_what_leaks_out_of_a_gradient_of_low_rank_moves_little(method):
         assert (full - lean).norm() <= 0.2 * full.norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
 def test_a_lean_run_resumes_bit_for_bit(method, dtype):
     options = {**OPTIONS[method], "state": "lean"}
     optimizer, params, grads = trained(method, SHAPES, 7, dtype=dtype, **options)
@@ -106,7 +105,7 @@ def test_a_lean_run_resumes_bit_for_bit(method, dtype):
         assert_same(optimizer.state[p], resumed.state[q])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
 def test_a_state_moves_from_full_to_lean_and_back(method):
     options = OPTIONS[method]
     full, params, _ = trained(method, SHAPES, 7, dtype=torch.float32, **options)
@@ -141,7 +140,7 @@ def test_a_running_optimizer_does_not_change_the_form_of_its_state():
 
 
 @pytest.mark.filterwarnings("ignore:the gradient of")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
 def test_a_skipped_block_of_a_lean_state_keeps_every_bit(method):
     options = {**OPTIONS[method], "frequency": 2, "state": "lean"}
     optimizer, params, grads = trained(method, SHAPES, 5, dtype=torch.float32, **options)
