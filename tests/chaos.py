@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 from cases import assert_same
+from eshampoo.optimizers import CLASSES as ALL
 from torch import nn
 
 from eshampoo import digest
@@ -30,7 +31,6 @@ from eshampoo.lab.catalogue import setting, workload
 from eshampoo.lab.run.checkpoint import checkpoints, read_checkpoint
 from eshampoo.lab.run.runlog import FILE_NAME, MEASURED, read_records
 from eshampoo.lab.run.training import train
-from eshampoo.optimizers import CLASSES as ALL
 
 STEPS, EVERY = 48, 4
 METHODS = ("eshampoo", "shampoo", "soap", "klshampoo")

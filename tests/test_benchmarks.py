@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from counting import count
+from eshampoo.lab.figures.catalogue import PAPERS
 
 from benchmarks import bars, beside, environment, even, gpu, launches, limit, run, shapes, timing
 from benchmarks.claims import paper_hours
 from eshampoo import EShampoo
-from eshampoo.lab.figures.catalogue import PAPERS
 
 SMALL = ["--shapes", "layers:8:2"]
 # Entry points that no other test runs, with the arguments of a run of seconds, and what they print.

@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 import torch
 from cases import METHODS, assert_same, feed, parameters, snapshot
+from eshampoo.optimizers import CLASSES
 from torch import nn
 
 from eshampoo import EShampoo, FullMatrixAdam
-from eshampoo.optimizers import CLASSES
 
 
 def test_the_defaults_are_those_of_the_design():

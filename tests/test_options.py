@@ -30,10 +30,10 @@ from cases import (
     through_a_file,
     trained,
 )
+from eshampoo.optimizers import CLASSES
 
 import eshampoo
 from eshampoo import EShampoo
-from eshampoo.optimizers import CLASSES
 
 BAD = [
     (keyword.methods[0], name, value, rule)

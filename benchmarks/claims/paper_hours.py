@@ -12,12 +12,12 @@ compute every basis, which a criterion avoids: the truth lies between the two.
 from collections.abc import Mapping
 
 import torch
+from eshampoo.lab.figures.appendix import APPENDIX
+from eshampoo.lab.figures.catalogue import PAPERS, Figure
 from torch.utils.flop_counter import FlopCounterMode
 
 from eshampoo.lab.catalogue import workload
 from eshampoo.lab.data import Batch
-from eshampoo.lab.figures.appendix import APPENDIX
-from eshampoo.lab.figures.catalogue import PAPERS, Figure
 from eshampoo.lab.figures.reproduce import plan
 from eshampoo.lab.optimizers import build_optimizer
 from eshampoo.lab.run.runs import Run

@@ -202,7 +202,8 @@ def qr(A: Tensor, thresholds: Sequence[float], iterations: int) -> Change:
             last = null.byte().argsort(dim=1, stable=True)
             Q, B, null, nullity = _decompose(A, last)
             place = last.argsort(dim=1)
-            Q, B, null = _columns(Q, place), _both(B, place), null.gather(1, place)
+            Q, null = take(Q, place, 1), null.gather(1, place)
+            B = take(take(B, place, 1).transpose(1, 2), place, 1)
         else:
             Q, R = torch.linalg.qr(A[going])
             B = _symmetric(torch.bmm(R, Q))
@@ -221,10 +222,11 @@ def power(A: Tensor) -> Change:
 
     Λ̂P = VR, so VᵀΛ̂V = RPᵀV: one product.
     """
-    P = diagonal(A).argsort(dim=1, descending=True)
-    V, B, null, nullity = _decompose(A, P)
-    V = align_null_space(V, null, nullity, old=P)
     costs = [qr_cost(A.shape[1])] * len(A)
+    P = A.diagonal(dim1=1, dim2=2).argsort(dim=1, descending=True)
+    V, B, null, nullity = _decompose(A, P)
+    if any(nullity):
+        V = align_null_space(V, null, nullity, old=P)
     return Change(list(range(len(A))), V, B, costs, permutation=P)
 
 
@@ -234,10 +236,11 @@ def _decompose(A: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor, list[int]]
     Where a column depends on earlier ones, Q gets an arbitrary column, which takes its part of the
     later ones. Dependent columns therefore come last; then the arbitrary ones span the null space.
     """
-    X = _columns(A, P)
+    X = take(A, P, 1)
     Q, R = torch.linalg.qr(X)
     B = _symmetric(torch.bmm(R, take(Q, P, 0)))
-    null, residuals = vanishing(diagonal(B)), diagonal(R).abs()
+    null = vanishing(B.diagonal(dim1=1, dim2=2))
+    residuals = R.diagonal(dim1=1, dim2=2).abs()
     # R loses more to rounding than QᵀΛ̂Q does: a thousand times more if early columns are similar.
     limit = torch.finfo(A.dtype).eps ** 0.75 * residuals.amax(1, keepdim=True)
     dependent = residuals <= limit
@@ -247,7 +250,7 @@ def _decompose(A: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor, list[int]]
     members = [k for k, is_early in enumerate(again) if is_early]
     if members:
         order = dependent[members].byte().argsort(dim=1, stable=True)
-        Q_k = torch.linalg.qr(_columns(X[members], order)).Q
+        Q_k = torch.linalg.qr(take(X[members], order, 1)).Q
         Q_k = put_(torch.empty_like(Q_k), Q_k, order, 1)
         Q[members] = Q_k
         B[members] = _symmetric(torch.bmm(Q_k.transpose(1, 2), torch.bmm(A[members], Q_k)))
@@ -327,11 +330,3 @@ def _same_size(sizes: Sequence[int], d: int) -> Iterator[tuple[int, list[int]]]:
     rounded = [min(d, -(-max(size, 1) // grain) * grain) for size in sizes]
     for size in sorted(set(rounded)):
         yield size, [k for k, s in enumerate(rounded) if s == size]
-
-
-def _columns(A: Tensor, index: Tensor) -> Tensor:
-    return take(A, index, 1)
-
-
-def _both(A: Tensor, index: Tensor) -> Tensor:
-    return _columns(_columns(A, index).transpose(1, 2), index)
