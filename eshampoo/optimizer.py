@@ -163,7 +163,8 @@ class EigenbasisOptimizer(Optimizer):
         if len(values) != len(self._views) or any(map(is_not, values, self._views)):
             names, wanted = self._names(), checkpoint.expected(self._buckets)
             for p, entry in theirs.items():
-                checkpoint.check_entries(p, entry, wanted.get(p, {}), names)
+                if entry:
+                    checkpoint.check_entries(p, entry, wanted.get(p, {}), names)
             copies = {
                 p: {n: local(v).clone() if isinstance(v, Tensor) else v for n, v in e.items()}
                 for p, e in theirs.items()

@@ -177,7 +177,7 @@ class Observed:
 
     Args:
         statistics: which gradients the factors, and D of EShampoo, see: with "step" those of
-            every step, with "observe" those present at `optimizer.observe()`, for instance of
+            every step, with "observe" those present at `observe()`, for instance of
             sampled labels (Tensor Normal Training).
     """
 

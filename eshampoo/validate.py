@@ -418,17 +418,18 @@ def refuse_adam(method: str) -> NoReturn:
     )
 
 
-def check_kind(p: Tensor, name: str, value: object, names: Mapping[Tensor, str]) -> None:
-    """Refuse an entry that is not a tensor of the right kind of number; a step may be a number."""
-    if not isinstance(value, Tensor):
-        if name != "step" or not 0 <= number(value) < math.inf:
-            refuse_entry(p, name, f"is a {type(value).__name__}, not a tensor", names)
-    elif value.layout != torch.strided:
-        refuse_entry(p, name, f"has the layout {value.layout}", names)
-    elif value.is_meta and not p.is_meta:
-        refuse_entry(p, name, "is on the meta device, without values", names)
-    elif name.startswith(COUNTERS) and value.is_floating_point():
-        refuse_entry(p, name, f"has the dtype {value.dtype}", names)
+def check_kinds(p: Tensor, entry: Mapping[str, object], names: Mapping[Tensor, str]) -> None:
+    """Refuse what is not a tensor of the right kind of number; a step may be a number."""
+    for name, value in entry.items():
+        if not isinstance(value, Tensor):
+            if name != "step" or not 0 <= number(value) < math.inf:
+                refuse_entry(p, name, f"is a {type(value).__name__}, not a tensor", names)
+        elif value.layout != torch.strided:
+            refuse_entry(p, name, f"has the layout {value.layout}", names)
+        elif value.is_meta and not p.is_meta:
+            refuse_entry(p, name, "is on the meta device, without values", names)
+        elif name.startswith(COUNTERS) and value.is_floating_point():
+            refuse_entry(p, name, f"has the dtype {value.dtype}", names)
 
 
 def check_values(held: Sequence[tuple[Tensor, str, Tensor]], names: Mapping[Tensor, str]) -> None:

@@ -241,10 +241,11 @@ class Exchange:
             stored[p] = held if small else self._sharded(held, p, stack.shape[1])
         return stored
 
-    def held(self, value: Tensor, p: Tensor) -> Tensor:
+    def held(self, values: Sequence[Tensor], p: Tensor) -> list[Tensor]:
         """The rows of the blocks that this rank owns."""
         numbers = by_parameter(self.blocks)[p]
-        return gathered(value)[[number - numbers[0] for number in self.mine if number in numbers]]
+        rows = [number - numbers[0] for number in self.mine if number in numbers]
+        return [gathered(value)[rows] for value in values]
 
     def _everywhere(self, stack: Tensor) -> Sequence[Tensor]:
         """Small state of all blocks of the bucket, on every rank."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import validate
-from ..math.lean import like_storage, triangle_size
+from ..math.lean import like_storage
 from ..math.linalg import means, orthonormalize
 from ..options import ADAM_KEYS
 from .bucket import Bucket, entries
@@ -22,8 +22,6 @@ from .dtensor import gathered, held_piece, is_sharded, like_parameter, local
 Entries = dict[Tensor, dict[str, Any]]
 Shapes = dict[str, tuple[int, ...]]
 
-# Entries that states of versions without a budget lack; they are zero then.
-OPTIONAL = ("basis_waited", "basis_spent")
 # Group keys that cannot be stored, besides a τ schedule, which is code.
 WITHOUT_CODE = ("process_group",)
 # Entries that are symmetric matrices.
@@ -112,13 +110,14 @@ def read_state(
     else:
         wanted = expected(buckets)
         for p in params:
-            check_entries(p, saved.get(p, {}), wanted.get(p, {}), names)
+            if p in saved or p.requires_grad:  # torch leaves frozen parameters out of flat states
+                check_entries(p, saved.get(p, {}), wanted.get(p, {}), names)
     held = []
     for p, entry in saved.items():
-        for name, value in entry.items():
-            validate.check_kind(p, name, value, names)
-            if isinstance(value, Tensor) and p not in lenient:
-                held.append((p, name, local(value)))
+        validate.check_kinds(p, entry, names)
+        tensors = {name: value for name, value in entry.items() if isinstance(value, Tensor)}
+        if p not in lenient:
+            held += [(p, name, local(value)) for name, value in tensors.items()]
     validate.check_values(held, names)
     return saved, adam
 
@@ -126,13 +125,13 @@ def read_state(
 def check_entries(
     p: Tensor, entry: Mapping[str, Any], shapes: Shapes, names: Mapping[Tensor, str]
 ) -> None:
-    """Refuse entries with other names or shapes than expected; a parameter may have none."""
-    for name in sorted({*entry, *shapes}) if entry else ():
+    """Refuse entries with other names or shapes than expected."""
+    for name in sorted({*entry, *shapes}):
         value = entry.get(name)
         wanted = packed_shape(name, shapes[name]) if name in shapes else "absent"
         found = packed_shape(name, value.shape) if isinstance(value, Tensor) else "missing"
         a_number = name == "step" and isinstance(value, int | float)
-        if found != wanted and not a_number and not (value is None and name.startswith(OPTIONAL)):
+        if found != wanted and not a_number:
             validate.refuse_fit(p, name, found, wanted, names)
 
 
@@ -153,7 +152,7 @@ def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:
 def packed_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of an entry; for a symmetric matrix, full or lean, that of its triangle."""
     if len(shape) == 3 and name.startswith(SYMMETRIC):
-        return shape[0], triangle_size(shape[1])
+        return shape[0], shape[1] * (shape[1] + 1) // 2
     return tuple(shape)
 
 
@@ -167,23 +166,27 @@ def fill_(buckets: Sequence[Bucket], saved: Entries, adam: bool) -> None:
     """
     for bucket in buckets:
         bucket.reset_()
-        of_parameters: Entries = {}
+        views: dict[Tensor, dict[str, Tensor]] = {}
         for p, name, view in entries(bucket):
-            if p not in of_parameters:
-                entry = saved.get(p, {})
-                afresh = not entry or bucket.elementwise or not adam
-                of_parameters[p] = entry if afresh else from_adam(bucket, p, entry)
-            value = of_parameters[p].get(name)
-            if value is None:
-                continue
-            if not isinstance(value, Tensor):  # a step that is a number
-                view.fill_(value)
-            elif bucket.elementwise:
-                sharded = is_sharded(p) and value.dim() > 0
-                view.copy_(held_piece(value, p) if sharded else gathered(value))
+            views.setdefault(p, {})[name] = view
+        for p, own in views.items():
+            entry = saved.get(p, {})
+            if entry and adam and not bucket.elementwise:
+                entry = from_adam(bucket, p, entry)
+            names = [name for name in own if name in entry]
+            values = [as_tensor(entry[name]) for name in names]
+            if bucket.elementwise:
+                values = [held_piece(value, p) for value in values]
             else:
-                view.copy_(converted(name, bucket.route.held(value, p), view))
+                values = bucket.route.held(values, p)
+            for name, value in zip(names, values, strict=True):
+                own[name].copy_(converted(name, value, own[name]))
         bucket.set_clock()
+
+
+def as_tensor(value: Tensor | float) -> Tensor:
+    """An entry; a step may be a number."""
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
 def from_adam(bucket: Bucket, p: Tensor, entry: Mapping[str, Any]) -> dict[str, Tensor]:

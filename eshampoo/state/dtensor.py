@@ -121,7 +121,9 @@ def like_parameter(held: Tensor, p: Tensor) -> Tensor:
 
 
 def held_piece(value: Tensor, p: Tensor) -> Tensor:
-    """This rank's piece of a value that has the parameter's shape."""
+    """This rank's piece of a value that has the parameter's shape; all of a single number."""
+    if not is_sharded(p) or value.dim() == 0:
+        return gathered(value)
     from torch.distributed.tensor import DTensor
 
     assert isinstance(p, DTensor)

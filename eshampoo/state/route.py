@@ -132,9 +132,9 @@ class Local:
         """Copies for each parameter, without the rest of the stack."""
         return {p: stack[n[0] : n[-1] + 1].clone() for p, n in by_parameter(self.blocks).items()}
 
-    def held(self, value: Tensor, p: Tensor) -> Tensor:
-        """All of a value."""
-        return gathered(value)
+    def held(self, values: Sequence[Tensor], p: Tensor) -> list[Tensor]:
+        """All rows."""
+        return [gathered(value) for value in values]
 
 
 def scale_(U: Tensor, minus_lr: Tensor, moves: Tensor) -> None:

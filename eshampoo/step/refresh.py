@@ -106,11 +106,9 @@ def _read(
     off, inside, counts = (defaultdict[Any, list[Tensor]](list) for _ in range(3))
     for _, state in pairs:
         memory = state.step.device, state.step.dtype
-        views = state.off_diagonals.values()
-        off[memory] += [off_norm(view) for view in views]
-        if state.lean:
-            off[memory] += [off_norm_of(A) for A in state.factors.values() if A.dim() == 2]
         inside[memory] += [vector_norm(view, dim=1) for view in state.diagonals.values()]
+        off[memory] += [off_norm(view) for view in state.off_diagonals.values()]
+        off[memory] += [off_norm_of(A) for A in state.factors.values() if A.dim() == 2]
         counts[memory].append(state.step if state.observations is None else state.observations)
     counted = [b for b in every if (b.state.step.device, b.state.step.dtype) in counts]
     for bucket in counted:
