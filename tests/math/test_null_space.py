@@ -65,8 +65,7 @@ def test_null_columns_are_as_near_to_the_old_ones_as_any_and_the_others_stay(d, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rank", [20, 180])
+@pytest.mark.parametrize(("rank", "dtype"), [(20, torch.float32), (180, torch.float64)])
 def test_several_large_null_spaces_are_aligned_on_several_threads(two_threads, dtype, rank):
     """Here LU factors of several matrices of 160 rows and more would have pivots that are 0."""
     d = 380
