@@ -53,9 +53,8 @@ docs: $(READY)  ## the site, in site/; a warning is an error
 fuzz: $(READY)  ## 10,000 random cases against the oracles, seeds printed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --cases 10000
 
-chaos: $(READY)  ## 100 kills of the lab and of a plain loop, 1,000 signals inside a step
+chaos: $(READY)  ## 100 kills of the lab and of a plain loop
 	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos.py --kills 100
-	OMP_NUM_THREADS=1 $(BIN)/python tests/interrupts.py --interrupts 1000
 
 soak: $(READY)  ## an hour on one to three ranks, with kills, faults and resumes; MINUTES=60
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py --minutes $(or $(MINUTES),60)
