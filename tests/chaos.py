@@ -25,11 +25,11 @@ import torch
 from cases import assert_same
 from torch import nn
 
+from eshampoo.classes import CLASSES as ALL
 from eshampoo.lab.catalogue import setting, workload
 from eshampoo.lab.run.checkpoint import checkpoints, read_checkpoint
 from eshampoo.lab.run.runlog import FILE_NAME, MEASURED, read_records
 from eshampoo.lab.run.training import train
-from eshampoo.classes import CLASSES as ALL
 
 STEPS, EVERY = 48, 4
 METHODS = ("eshampoo", "shampoo", "soap", "klshampoo")
