@@ -2,15 +2,20 @@
 
 import inspect
 import re
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from cases import METHODS, assert_same, feed, parameters, snapshot
-from eshampoo.optimizers import CLASSES
 from torch import nn
 
 from eshampoo import EShampoo, FullMatrixAdam
+from eshampoo.classes import CLASSES
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_the_defaults_are_those_of_the_design():
@@ -29,8 +34,6 @@ def test_the_defaults_are_those_of_the_design():
             "rms": 0.4,
             "graft": None,
             "solver": "eigh",
-            "slots": "rank",
-            "refresh_to": 0.5,
             "qr_iterations": 10,
             "beta3": None,
             "correction": "naive",
@@ -133,7 +136,7 @@ def test_the_optimal_correction_refuses_large_blocks():
     assert "Lower max_dim" in str(error.value)
 
 
-@pytest.mark.parametrize("keyword", ["correction", "slots", "beta3"])
+@pytest.mark.parametrize("keyword", ["correction", "beta3"])
 @pytest.mark.parametrize("method", ["Shampoo", "KLShampoo"])
 def test_a_class_does_not_offer_what_means_nothing_to_it(method, keyword):
     assert keyword not in inspect.signature(METHODS[method]).parameters
@@ -148,6 +151,51 @@ def test_the_documentation_of_a_class_has_its_own_keywords_and_no_others():
         names = list(inspect.signature(cls).parameters)
         documented = re.findall(r"^        (\w+): ", cls.__doc__, re.M)
         assert documented == names, cls.__name__
+
+
+def test_eshampoo_has_at_most_34_keywords_and_help_has_at_most_70_lines_of_arguments():
+    assert len(inspect.signature(EShampoo).parameters) - 1 <= 34  # without `params`
+    arguments = EShampoo.__doc__.partition("Args:\n")[2].rstrip()
+    assert len(arguments.splitlines()) <= 70
+
+
+TYPED = """\
+import torch
+from torch import Tensor, nn
+from eshampoo import EShampoo, Shampoo
+
+model = nn.Linear(3, 2)
+optimizer = EShampoo(params=model.parameters(), lr=1e-2, tau=lambda t: 0.1)
+Shampoo(model.named_parameters(), 1e-3, (0.9, 0.99), graft=None)
+
+
+def closure() -> Tensor:
+    loss: Tensor = model(torch.ones(3)).sum()
+    return loss
+
+
+loss: Tensor = optimizer.step(closure)
+number: float = optimizer.step(lambda: 0.5)
+nothing: None = optimizer.step()
+base: torch.optim.Optimizer = optimizer
+EShampoo(model.parameters(), frequncy=3)  # wrong
+EShampoo(model.parameters(), solver="jacobi")  # wrong
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_type_checkers_take_params_by_name_and_a_closure_that_returns_a_tensor(checker, tmp_path):
+    """And they see wrong keywords and values, so they have looked."""
+    program = tmp_path / "program.py"
+    program.write_text(TYPED)
+    options = ["--pythonpath", sys.executable] if checker == "pyright" else []
+    command = [sys.executable, "-m", checker, *options, str(program)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    found = re.findall(r"program\.py:(\d+).* error", done.stdout)
+    lines = TYPED.splitlines()
+    wrong = [str(number) for number, line in enumerate(lines, start=1) if "# wrong" in line]
+    assert list(dict.fromkeys(found)) == wrong, done.stdout + done.stderr
 
 
 def ill_conditioned(optimizer_class, lr, **options):
