@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from counting import count
-from eshampoo.lab.figures.catalogue import PAPERS
 
 from benchmarks import bars, beside, environment, even, gpu, launches, limit, run, shapes, timing
 from benchmarks.claims import paper_hours
 from eshampoo import EShampoo
+from eshampoo.lab.figures.paper import PAPER_FIGURES
 
 SMALL = ["--shapes", "layers:8:2"]
 # Entry points that no other test runs, with the arguments of a run of seconds, and what they print.
@@ -188,7 +188,7 @@ def test_kernel_launches_are_printed(capsys):
 
 @pytest.mark.slow
 def test_the_hours_of_a_figure_are_those_that_the_page_has():
-    row = paper_hours.row_of(PAPERS["fig4"])
+    row = paper_hours.row_of(PAPER_FIGURES["fig4"])
     assert row in (environment.ROOT / "docs" / "reproduction.md").read_text()
 
 

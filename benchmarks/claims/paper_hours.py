@@ -12,12 +12,13 @@ compute every basis, which a criterion avoids: the truth lies between the two.
 from collections.abc import Mapping
 
 import torch
-from eshampoo.lab.figures.appendix import APPENDIX
-from eshampoo.lab.figures.catalogue import PAPERS, Figure
 from torch.utils.flop_counter import FlopCounterMode
 
 from eshampoo.lab.catalogue import workload
 from eshampoo.lab.data import Batch
+from eshampoo.lab.figures.figure import Figure
+from eshampoo.lab.figures.ours import TIME
+from eshampoo.lab.figures.paper import PAPER_FIGURES
 from eshampoo.lab.figures.reproduce import plan
 from eshampoo.lab.optimizers import build_optimizer
 from eshampoo.lab.run.runs import Run
@@ -86,7 +87,7 @@ def main() -> None:
     """Print the table."""
     print("| figure | runs | steps of all | hours without bases | hours with every basis |")
     print("|---|---|---|---|---|")
-    for figure in (*PAPERS.values(), *APPENDIX.values()):
+    for figure in (*PAPER_FIGURES.values(), TIME):
         print(row_of(figure), flush=True)
 
 
