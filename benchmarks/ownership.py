@@ -22,7 +22,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from eshampoo import EShampoo
 from eshampoo.ranks.team import cost, share_out_
-from eshampoo.state.blocks import Block, extent
+from eshampoo.state.blocks import Block
+from eshampoo.state.dtensor import extent
 
 from .command import command_line
 from .shapes import TITLES, Shape, named, without_memory

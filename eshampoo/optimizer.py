@@ -343,14 +343,16 @@ class EigenbasisOptimizer(Optimizer):
         """
         self._follow()
         self._agree("load_state_dict()")
-        words, error = "", None
+        loaded, error = None, None
         try:
             loaded = self._read(state_dict)
         except Exception as refusal:
-            words, error = str(refusal) or type(refusal).__name__, refusal
-        if error is not None and not self._teams:
-            raise error
-        if words := self._any_words(words):  # what one rank refuses, all ranks refuse
+            error = refusal
+            if not self._teams:
+                raise
+        words = "" if error is None else str(error) or type(error).__name__
+        words = self._any_words(words)  # what one rank refuses, all ranks refuse
+        if loaded is None or words:
             raise ValueError(words) from error
         self.param_groups, saved, adam = loaded
         self._started = True

@@ -23,7 +23,6 @@ from pathlib import Path
 
 import torch
 from cases import assert_same
-from eshampoo.optimizers import CLASSES as ALL
 from torch import nn
 
 from eshampoo.classes import CLASSES as ALL

@@ -388,15 +388,6 @@ def test_parameters_must_be_real_floating_point_tensors(dtype):
     assert_same(before, snapshot(optimizer))
 
 
-@pytest.mark.parametrize("wrap", [lambda p: [p], lambda p: p, lambda p: [("w", p)]])
-def test_parameters_must_be_leaves(wrap):
-    p = 2 * torch.ones(3, 4, requires_grad=True)
-    with pytest.raises(ValueError, match="leaf") as error:
-        EShampoo([{"params": wrap(p)}])
-    assert "(3, 4)" in str(error.value)
-    assert "detach" in str(error.value)
-
-
 @pytest.mark.parametrize("params", [[], torch.ones(2), [1.0], [{"params": {torch.ones(2)}}]])
 def test_what_torch_refuses_is_refused(params):
     with pytest.raises((ValueError, TypeError)):

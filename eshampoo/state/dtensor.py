@@ -7,7 +7,7 @@ no DTensor exists before it.
 import sys
 from collections.abc import Sequence
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -98,7 +98,7 @@ def shard_box(
     # FSDP shards what tensor parallelism left on a rank, so its strided placement applies last.
     last = sorted(range(len(placements)), key=lambda i: isinstance(placements[i], strided))
     for i in last:
-        placement = placements[i]
+        placement: Any = placements[i]
         if isinstance(placement, Shard | strided):
             start, stop = bounds[placement.dim]
             size = -(-(stop - start) // sizes[i])

@@ -5,7 +5,7 @@ from math import log2, prod
 
 import pytest
 import torch
-from cases import METHODS, Pair, assert_same, choices, parameters, problem, run, trained
+from cases import METHODS, Pair, choices, parameters, problem, run, trained
 
 from eshampoo import EShampoo
 from eshampoo.math.solvers import eigh_cost, least_cost, qr_cost
@@ -151,31 +151,6 @@ def test_neighbours_do_not_change_what_waits():
         assert [(r.computations, r.waited) for r in rows] == [
             (r.computations, r.waited) for r in single.basis_report()
         ]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_states_from_before_there_was_a_budget_load(method):
-    more = {} if method == "FullMatrixAdam" else {"max_dim": 5}
-    options = {"frequency": 2, "tau": 0.0, **more}
-    optimizer, params, grads = trained(method, [(7, 5), (4,)], 10, **options)
-    assert max(spent(optimizer)) > 0
-    saved = copy.deepcopy(optimizer.state_dict())
-    for values in saved["state"].values():
-        for name in [n for n in values if n.startswith(("basis_spent", "basis_waited"))]:
-            del values[name]
-    for group in saved["param_groups"]:
-        del group["novelty"], group["budget"]
-    weights = copy.deepcopy(params)
-    resumed = METHODS[method](weights, **options)
-    run(resumed, weights, grads[:3])  # what it had spent is forgotten
-    for w, p in zip(weights, params, strict=True):
-        w.data.copy_(p.data)
-    resumed.load_state_dict(saved)
-    assert not any(spent(resumed))
-    assert all(r.waited == 0 for r in resumed.basis_report())
-    run(optimizer, params, grads)
-    run(resumed, weights, grads)
-    assert_same([p.detach() for p in params], [w.detach() for w in weights])
 
 
 @pytest.mark.parametrize("name", ["basis_checks", "basis_work", "criterion"])
