@@ -6,18 +6,9 @@ import pickle
 
 import pytest
 import torch
-from cases import (
-    METHODS,
-    assert_close,
-    assert_same,
-    feed,
-    parameters,
-    problem,
-    run,
-    snapshot,
-    trained,
-)
+from keyword_table import METHODS
 from torch import nn
+from training import assert_close, assert_same, feed, parameters, problem, run, snapshot, trained
 
 from eshampoo import EShampoo, schedules
 

@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
-from cases import KEYWORDS, METHODS, choices, compare, feed, parameters, run, trained
+from beside_oracles import compare
+from keyword_table import KEYWORDS, METHODS, choices
+from training import feed, parameters, run, trained
 
 from eshampoo import EShampoo, Shampoo
 

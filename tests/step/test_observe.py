@@ -4,11 +4,9 @@ import copy
 
 import pytest
 import torch
-from cases import (
-    COMMON,
-    METHODS,
-    PAPER,
-    Pair,
+from beside_oracles import Pair
+from keyword_table import COMMON, METHODS, PAPER, thinned
+from training import (
     assert_close,
     assert_same,
     computations,
@@ -17,7 +15,6 @@ from cases import (
     problem,
     run,
     snapshot,
-    thinned,
     through_a_file,
 )
 
