@@ -4,8 +4,9 @@ import copy
 import itertools
 
 import pytest
-from cases import Pair, assert_same, checked, parameters, problem, run, trained
+from beside_oracles import Pair
 from torch import nn
+from training import assert_same, checked, parameters, problem, run, trained
 
 from eshampoo import EShampoo, Shampoo
 

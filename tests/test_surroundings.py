@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.multiprocessing as mp
-from cases import METHODS, assert_same, feed, parameters, problem, run
+from keyword_table import METHODS
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from training import assert_same, feed, parameters, problem, run
 
 from eshampoo import EShampoo
 

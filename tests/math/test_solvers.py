@@ -3,10 +3,12 @@
 import oracles
 import pytest
 import torch
-from cases import assert_close, choices, orthogonal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keyword_table import choices
+from matrices import orthogonal
 from scipy.optimize import linear_sum_assignment
+from training import assert_close
 
 from eshampoo.math import linalg, solvers
 

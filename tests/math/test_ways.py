@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from cases import parameters, problem, run
+from eshampoo.math.ways import decompose, use_eigh, way_of_eigh
 from pretended import pretended_gpu, traced
+from training import parameters, problem, run
 
 from eshampoo import EShampoo, calibrate
 from eshampoo.math import ways
-from eshampoo.math.ways import decompose, use_eigh, way_of_eigh
 
 CPU = torch.device("cpu")
 

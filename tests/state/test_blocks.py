@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import assert_close, parameters, problem, run
+from training import assert_close, parameters, problem, run
 
 from eshampoo import EShampoo
 

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from cases import choices, compare, parameters
-
-from eshampoo import EShampoo
+from beside_oracles import compare
 from eshampoo.optimizers import EShampooOptions
 from eshampoo.state.cutting import SKINNY, every_side
+from keyword_table import choices
+from training import parameters
+
+from eshampoo import EShampoo
 
 
 def sides(shape, **options):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import METHODS, assert_same, parameters, run, snapshot, through_a_file, trained
+from keyword_table import METHODS
+from training import assert_same, parameters, run, snapshot, through_a_file, trained
 
 from eshampoo import digest
 from eshampoo.lab.errors import UserError

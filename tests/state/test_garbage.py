@@ -4,10 +4,10 @@ import gc
 
 import pytest
 import torch
-from cases import parameters
+from eshampoo.state.garbage import not_collected
+from training import parameters
 
 from eshampoo import EShampoo
-from eshampoo.state.garbage import not_collected
 
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])
