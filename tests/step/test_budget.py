@@ -40,7 +40,7 @@ def dearest(report, o):
 
 
 @pytest.mark.parametrize("solver", choices("solver"))
-@pytest.mark.parametrize("method", ["EShampoo", "Shampoo", "KLShampoo", "SOAP"])
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
 def test_no_more_is_spent_than_was_earned(method, solver):
     tensors, grads = problem(SHAPES, 40, condition=3.0)
     params = parameters(tensors)
@@ -49,7 +49,7 @@ def test_no_more_is_spent_than_was_earned(method, solver):
     )
     o = optimizer.param_groups[0]
     waited = 0
-    for t, step in enumerate(grads, start=0 if method == "SOAP" else 1):
+    for t, step in enumerate(grads, start=1):
         run(optimizer, params, [step])
         for report, cost in zip(optimizer.basis_report(), spent(optimizer), strict=True):
             # What a computation costs beyond its least is known afterwards.
@@ -155,10 +155,9 @@ def test_neighbours_do_not_change_what_waits():
         ]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
 def test_states_from_before_there_was_a_budget_load(method):
-    more = {} if method == "FullMatrixAdam" else {"max_dim": 5}
-    options = {"frequency": 2, "tau": 0.0, **more}
+    options = {"frequency": 2, "tau": 0.0, "max_dim": 5}
     optimizer, params, grads = trained(method, [(7, 5), (4,)], 10, **options)
     assert max(spent(optimizer)) > 0
     saved = copy.deepcopy(optimizer.state_dict())

@@ -11,7 +11,7 @@ from training import feed, parameters, run, trained
 from eshampoo import EShampoo, Shampoo
 
 
-@pytest.mark.parametrize("scope", choices("graft_scope"))
+@pytest.mark.parametrize("scope", ["parameter", pytest.param("block", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("graft", choices("graft"))
 @pytest.mark.parametrize("trace_scaling", choices("trace_scaling"))
 @pytest.mark.parametrize("variant", choices("variant"))
