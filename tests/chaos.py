@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from cases import assert_same
 from torch import nn
+from training import assert_same
 
 from eshampoo.classes import CLASSES as ALL
 from eshampoo.lab.catalogue import setting, workload

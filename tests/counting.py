@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from cases import METHODS, feed, parameters, problem, run
+from keyword_table import METHODS
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+from training import feed, parameters, problem, run
 
 # Methods by which Python waits for a device; on a CPU some of them dispatch nothing.
 READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy")

@@ -24,18 +24,12 @@ from dataclasses import dataclass, field
 
 import oracles
 import torch
-from cases import (
-    ALL,
-    BALANCED,
-    EVERYONE,
-    check_offsets,
-    full_rank_after,
-    keywords_of,
-    live_changes,
-)
+from beside_oracles import check_offsets, full_rank_after
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from keyword_table import ALL, EVERYONE, keywords_of, live_changes
 from torch import nn
+from training import BALANCED
 
 import eshampoo
 

@@ -6,21 +6,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from cases import (
-    COMMON,
-    METHODS,
-    assert_same,
-    checked,
-    choices,
-    compare,
-    feed,
-    parameters,
-    problem,
-    run,
-    through_a_file,
-)
+from beside_oracles import compare
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from keyword_table import COMMON, METHODS, choices
+from training import assert_same, checked, feed, parameters, problem, run, through_a_file
 
 from eshampoo import EShampoo, schedules
 from eshampoo.checks import Every, WhenNew, when_new

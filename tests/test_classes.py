@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import METHODS, assert_same, feed, parameters, snapshot
+from keyword_table import METHODS
 from torch import nn
+from training import assert_same, feed, parameters, snapshot
 
 from eshampoo import EShampoo, FullMatrixAdam
 from eshampoo.classes import CLASSES

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from cases import assert_same, feed, parameters, problem
 from torch._dynamo.utils import counters
+from training import assert_same, feed, parameters, problem
 
 from eshampoo import EShampoo
 

@@ -9,7 +9,9 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from cases import METHODS, PAPER, Pair, feed, parameters
+from beside_oracles import Pair
+from keyword_table import METHODS, PAPER
+from training import feed, parameters
 
 GOLD = Path(__file__).parent / "fixtures" / "gold"
 TOLERANCE = 2e-5  # float32 recordings

@@ -4,7 +4,8 @@ import gc
 
 import pytest
 import torch
-from cases import METHODS, assert_same, choices, parameters, problem, run
+from keyword_table import METHODS, choices
+from training import assert_same, parameters, problem, run
 
 from benchmarks import long_run
 

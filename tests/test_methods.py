@@ -3,25 +3,18 @@
 import oracles
 import pytest
 import torch
-from cases import (
+from beside_oracles import Pair, compare, full_rank_after
+from keyword_table import FIRST_IS_FAST, METHODS, PAPER, choices, keywords_of, thinned
+from training import (
     BALANCED,
-    FIRST_IS_FAST,
     FULL_RANK,
     LAYOUTS,
-    METHODS,
-    PAPER,
     SHAPES,
-    Pair,
     assert_close,
-    choices,
-    compare,
     feed,
-    full_rank_after,
-    keywords_of,
     parameters,
     problem,
     run,
-    thinned,
 )
 
 from eshampoo import EShampoo, FullMatrixAdam, KLShampoo, Shampoo, schedules

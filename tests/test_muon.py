@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
-from cases import assert_same, compare, parameters, problem, run, snapshot, through_a_file
+from beside_oracles import compare
 from torch import nn
+from training import assert_same, parameters, problem, run, snapshot, through_a_file
 
 from eshampoo import Muon, parameter_groups
 

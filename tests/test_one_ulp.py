@@ -1,8 +1,8 @@
 """One ulp in the gradients stays one, also where factors have no full rank (design, section 5)."""
 
-import cases
 import pytest
 import torch
+from keyword_table import METHODS
 from torch import nn
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def trained(method, batch, zeros, ulp, **options):
     X, Z, Y = (torch.randn(32, n, generator=generator, dtype=torch.float64) for n in (20, 2, 1))
     if zeros:  # inputs that never come, and others that stop coming
         X[:, ::3], X[16:, 1::3] = 0.0, 0.0
-    optimizer = cases.METHODS[method](model.parameters(), lr=1e-2, **options)
+    optimizer = METHODS[method](model.parameters(), lr=1e-2, **options)
     for t in range(24):
         at = torch.arange(t * batch, (t + 1) * batch) % 32
         optimizer.zero_grad()
@@ -61,7 +61,7 @@ def settings():
     for solver in SOLVERS:
         for merge_dims in (False, True):
             yield "EShampoo", {"solver": solver, "merge_dims": merge_dims}
-    for method in [*cases.METHODS][1:]:
+    for method in [*METHODS][1:]:
         yield method, {}
 
 
@@ -88,7 +88,7 @@ def test_an_ulp_stays_one_with_every_solver(method, solver, frequency):
     assert drift(method, 4, False, solver=solver, frequency=frequency) < ALLOWED
 
 
-@pytest.mark.parametrize("method", cases.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("batch", [1, 4])
 def test_an_ulp_stays_one_with_the_defaults(method, batch):
     assert drift(method, batch, False) < ALLOWED

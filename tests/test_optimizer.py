@@ -6,18 +6,9 @@ import pickle
 
 import pytest
 import torch
-from cases import (
-    METHODS,
-    assert_close,
-    assert_same,
-    feed,
-    parameters,
-    problem,
-    run,
-    snapshot,
-    trained,
-)
+from keyword_table import METHODS
 from torch import nn
+from training import assert_close, assert_same, feed, parameters, problem, run, snapshot, trained
 
 from eshampoo import EShampoo, schedules
 
@@ -192,7 +183,7 @@ def strided(W):
     return torch.stack([W, torch.zeros_like(W)], -1)[..., 0]
 
 
-@pytest.mark.parametrize("max_dim", [3, 64])
+@pytest.mark.parametrize("max_dim", [3, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", [transposed, channels_last, strided])
 @pytest.mark.parametrize("of", ["parameters", "gradients", "both"])
 @pytest.mark.parametrize("method", STATES)

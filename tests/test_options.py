@@ -6,17 +6,13 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from cases import (
-    ABSENT,
-    COMMON,
-    KEYWORDS,
-    Pair,
+from beside_oracles import Pair
+from keyword_table import ABSENT, COMMON, KEYWORDS, keywords_of, live_changes
+from training import (
     assert_close,
     assert_same,
     feed,
     furthest,
-    keywords_of,
-    live_changes,
     parameters,
     problem,
     run,

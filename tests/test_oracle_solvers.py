@@ -3,7 +3,8 @@
 import oracles
 import pytest
 import torch
-from cases import assert_close, problem, trajectory
+from beside_oracles import trajectory
+from training import assert_close, problem
 
 
 def test_many_qr_iterations_find_the_basis_of_eigh_in_descending_order():

@@ -4,7 +4,8 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from cases import assert_close, problem, trajectory
+from beside_oracles import trajectory
+from training import assert_close, problem
 
 
 def dense_root(C, p):

@@ -3,8 +3,9 @@
 import itertools
 
 import pytest
-from cases import Pair, assert_same, checked, parameters, problem, run
+from beside_oracles import Pair
 from torch import nn
+from training import assert_same, checked, parameters, problem, run
 
 from eshampoo import EShampoo, Shampoo
 

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch
-from cases import checked, feed, parameters
+from training import checked, feed, parameters
 
 from eshampoo import EShampoo, schedules
 

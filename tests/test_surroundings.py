@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.multiprocessing as mp
-from cases import METHODS, assert_same, feed, parameters, problem, run
+from keyword_table import METHODS
 from torch import nn
+from training import assert_same, feed, parameters, problem, run
 
 from eshampoo import EShampoo
 

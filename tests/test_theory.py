@@ -9,9 +9,9 @@ import itertools
 
 import numpy as np
 import pytest
-from cases import approximation_error, factor_and_basis, off_diagonal_share
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import approximation_error, factor_and_basis, off_diagonal_share
 
 SLACK = 1e-9  # relative, for rounding in inequalities
 EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True, database=None)

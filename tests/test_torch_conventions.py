@@ -7,11 +7,12 @@ import copy
 
 import pytest
 import torch
-from cases import METHODS, assert_same, feed, parameters, problem, run, trained
+from keyword_table import METHODS
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from training import assert_same, feed, parameters, problem, run, trained
 
 SHAPES = [(4, 3), (3,)]
 STATES = ["EShampoo", "Shampoo"]  # one for each class of state

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from cases import approximation_error, departure, factor_and_basis, off_diagonal_share, orthogonal
+from matrices import (
+    approximation_error,
+    departure,
+    factor_and_basis,
+    off_diagonal_share,
+    orthogonal,
+)
 
 from eshampoo.math import linalg
 

@@ -3,9 +3,11 @@
 import oracles
 import pytest
 import torch
-from cases import assert_close, choices, orthogonal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keyword_table import choices
+from matrices import orthogonal
+from training import assert_close
 
 from eshampoo.math import null_space, solvers
 from eshampoo.math.linalg import are_orthogonal

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import oracles
 import pytest
 import torch
-from cases import assert_close, choices
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keyword_table import choices
+from training import assert_close
 
 from eshampoo.math import linalg, solvers
 

@@ -2,17 +2,9 @@
 
 import pytest
 import torch
-from cases import (
-    FIRST_IS_FAST,
-    METHODS,
-    assert_close,
-    assert_same,
-    compare,
-    feed,
-    parameters,
-    problem,
-    run,
-)
+from beside_oracles import compare
+from keyword_table import FIRST_IS_FAST, METHODS
+from training import assert_close, assert_same, feed, parameters, problem, run
 
 from eshampoo import EShampoo
 from eshampoo.step.step import batches, plan

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import METHODS, assert_same, parameters, problem, run, snapshot, through_a_file, trained
+from keyword_table import METHODS
+from training import assert_same, parameters, problem, run, snapshot, through_a_file, trained
 
 from eshampoo import CASPR, SOAP, EShampoo, FullMatrixAdam, KLShampoo, Shampoo, schedules
 

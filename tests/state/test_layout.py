@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from cases import assert_close, choices, compare, parameters, problem, run
+from beside_oracles import compare
+from keyword_table import choices
+from training import assert_close, parameters, problem, run
 
 from eshampoo import EShampoo
 from eshampoo.classes import EShampooKeywords

@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from cases import METHODS, assert_same, feed, parameters, problem, run, through_a_file, trained
+from keyword_table import METHODS
+from training import assert_same, feed, parameters, problem, run, through_a_file, trained
 
 from benchmarks.shapes import MODELS
 from eshampoo import EShampoo

@@ -5,8 +5,9 @@ from collections import defaultdict
 
 import pytest
 import torch
-from cases import METHODS, assert_same, feed, parameters, problem, run, snapshot, trained
+from keyword_table import METHODS
 from torch import nn
+from training import assert_same, feed, parameters, problem, run, snapshot, trained
 
 from eshampoo import EShampoo
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from cases import METHODS, assert_close, parameters, problem, run, through_a_file, trained
+from keyword_table import METHODS
+from training import assert_close, parameters, problem, run, through_a_file, trained
 
 from eshampoo import EShampoo
 

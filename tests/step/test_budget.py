@@ -5,7 +5,9 @@ from math import log2, prod
 
 import pytest
 import torch
-from cases import METHODS, Pair, choices, parameters, problem, run, trained
+from beside_oracles import Pair
+from keyword_table import METHODS, choices
+from training import parameters, problem, run, trained
 
 from eshampoo import EShampoo
 from eshampoo.math.solvers import eigh_cost, least_cost, qr_cost

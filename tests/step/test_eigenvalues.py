@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from cases import parameters
 from torch import nn
+from training import parameters
 
 from eshampoo import KLShampoo
 

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from cases import METHODS, feed, parameters, problem, run
+from keyword_table import METHODS
 from pretended import Replay, pretended_gpu, traced
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from training import feed, parameters, problem, run
 
 from eshampoo import Muon
 

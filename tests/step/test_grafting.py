@@ -4,12 +4,14 @@ import math
 
 import pytest
 import torch
-from cases import KEYWORDS, METHODS, choices, compare, feed, parameters, run, trained
+from beside_oracles import compare
+from keyword_table import KEYWORDS, METHODS, choices
+from training import feed, parameters, run, trained
 
 from eshampoo import EShampoo, Shampoo
 
 
-@pytest.mark.parametrize("scope", choices("graft_scope"))
+@pytest.mark.parametrize("scope", ["parameter", pytest.param("block", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("graft", choices("graft"))
 @pytest.mark.parametrize("trace_scaling", choices("trace_scaling"))
 @pytest.mark.parametrize("variant", choices("variant"))

@@ -5,7 +5,8 @@ import warnings
 
 import pytest
 import torch
-from cases import METHODS, assert_same, feed, keywords_of, parameters, problem, run, snapshot
+from keyword_table import METHODS, keywords_of
+from training import assert_same, feed, parameters, problem, run, snapshot
 
 NAN, INF = float("nan"), float("inf")
 WARNING = "had NaN or Inf"

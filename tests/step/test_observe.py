@@ -4,11 +4,9 @@ import copy
 
 import pytest
 import torch
-from cases import (
-    COMMON,
-    METHODS,
-    PAPER,
-    Pair,
+from beside_oracles import Pair
+from keyword_table import COMMON, METHODS, PAPER, thinned
+from training import (
     assert_close,
     assert_same,
     computations,
@@ -17,7 +15,6 @@ from cases import (
     problem,
     run,
     snapshot,
-    thinned,
     through_a_file,
 )
 
@@ -58,7 +55,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize(("method", "options"), thinned(ROWS, lambda m, o: [m, *o.items()]))
-@pytest.mark.parametrize(("every", "first"), [(1, 1), (3, 5)])
+@pytest.mark.parametrize(("every", "first"), [(1, 1), pytest.param(3, 5, marks=pytest.mark.slow)])
 def test_observations_and_steps_follow_the_oracle(method, options, every, first):
     # No basis before all factors have full rank: the basis of a null space is arbitrary.
     F = {"FullMatrixAdam": 24}.get(method, 7)

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import oracles
 import pytest
 import torch
-from cases import METHODS, PAPER, assert_close, keywords_of, parameters, run
+from keyword_table import METHODS, PAPER, keywords_of
+from training import assert_close, parameters, run
 
 from eshampoo import EShampoo
 from eshampoo.math import linalg

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import assert_same, feed, parameters, problem
+from training import assert_same, feed, parameters, problem
 
 from eshampoo import EShampoo
 from eshampoo.step import precision

@@ -2,20 +2,11 @@
 
 import pytest
 import torch
-from cases import (
-    FIRST_IS_FAST,
-    METHODS,
-    Pair,
-    assert_close,
-    checked,
-    choices,
-    computations,
-    departure,
-    parameters,
-    problem,
-    run,
-)
+from beside_oracles import Pair
 from counting import count, flops, of_a_step
+from keyword_table import FIRST_IS_FAST, METHODS, choices
+from matrices import departure
+from training import assert_close, checked, computations, parameters, problem, run
 
 from eshampoo import EShampoo, Shampoo, schedules
 from eshampoo.math.lean import unpack

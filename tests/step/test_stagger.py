@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from cases import parameters, problem, run
+from training import parameters, problem, run
 
 from eshampoo import EShampoo
 from eshampoo.checks import TOGETHER_UNTIL, Every, when_new

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from cases import METHODS, feed, parameters, problem, run
 from counting import count, flops, of_a_step
+from keyword_table import METHODS
+from training import feed, parameters, problem, run
 
 from eshampoo import SOAP, EShampoo, KLShampoo, Shampoo
 
