@@ -20,7 +20,8 @@ DIST = ROOT / "dist"
 IN_SDIST = (
     "CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", "README.md", "constraints.txt",
     "docs/theory.md", "examples/train_plain.py", "mkdocs.yml", "pyproject.toml",
-    "results/digits-vit-small.jsonl.gz", "tests/keyword_table.py", "tests/fixtures/gold/soap_f10.npz",
+    "results/digits-vit-small.jsonl.gz", "tests/keyword_table.py",
+    "tests/fixtures/gold/soap_f10.npz",
 )  # fmt: skip
 # A checkout on PYTHONPATH would stand in for what is installed.
 CLEAN = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
