@@ -350,8 +350,6 @@ def failed_bases(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> st
 
 # -------------------------------------------------------------------- states
 
-ADAM_ENTRIES = {"step", "exp_avg", "exp_avg_sq"}
-
 # Entries that are whole numbers.
 COUNTERS = ("basis_checks", "basis_computations", "basis_failures", "basis_waited")
 # Entries that cannot be negative. Before its first gradient, SOAP is at step −1.
@@ -397,17 +395,6 @@ def check_groups(
                 f"the param groups of the state have {sorted(group)}, without betas and eps: it is "
                 "not a state of AdamW. Load a state of AdamW or of this library, or start without"
             )
-
-
-def check_adam(p: Tensor, entry: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
-    """Refuse an entry that is not AdamW's."""
-    shapes = {tuple(entry[n].shape) for n in ("exp_avg", "exp_avg_sq") if n in entry}
-    if set(entry) != ADAM_ENTRIES or shapes != {tuple(p.shape)}:
-        raise ValueError(
-            f"the state of {called(p, names)} has {sorted(map(str, entry))} with shapes "
-            f"{sorted(shapes)}; only states of this library, and of AdamW with "
-            f"{sorted(ADAM_ENTRIES)} of the parameter's shape {tuple(p.shape)}, can be loaded"
-        )
 
 
 def refuse_adam(method: str) -> NoReturn:

@@ -226,10 +226,6 @@ class Exchange:
         rows = stack.unbind(0)
         return [rows[position].view(shape)[box] for position, shape, box in places]
 
-    def add_up_(self, totals: Tensor) -> None:
-        """Sum over the ranks of the team."""
-        dist.all_reduce(totals, group=self.team.group)
-
     # ---------------------------------------------------------------- checkpoints
 
     def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]:

@@ -97,6 +97,10 @@ class Team:
 
     # ---------------------------------------------------------------- in a step
 
+    def add_up_(self, totals: Tensor) -> None:
+        """Sum over the ranks."""
+        dist.all_reduce(totals, group=self.group)
+
     def lay_out_gradient(self, p: Tensor) -> None:
         """Place a gradient like its parameter; tensor parallelism may leave it as a partial sum.
 

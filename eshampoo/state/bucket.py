@@ -102,8 +102,8 @@ class Bucket:
         kept = [name for name, is_kept in keeps.items() if is_kept]
         self.state = kind.zeros(kept, method.start, count, shape, moment, modes, like, lean)
         self.counters = Counters(count, len(modes))
-        # The host's idea of t, and of the count of observations: never behind the device, which
-        # does not count skipped gradients.
+        # How many calls of step() and observe() each block has seen, as far as the host knows. The
+        # device does not count skipped gradients, so the host may be ahead until it reads.
         self.clocks = {"step": [method.start] * count, "observe": [0] * count}
         self.skipped = [0] * count  # as the host last read it
         # For each parameter: its blocks in the route, and the run of their positions in the stacks.

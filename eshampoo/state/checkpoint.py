@@ -102,7 +102,8 @@ def read_state(
     adam = all("method" not in group for group in groups)
     if adam:
         for p, entry in saved.items():
-            validate.check_adam(p, entry, names)
+            shapes = {"step": (), "exp_avg": tuple(p.shape), "exp_avg_sq": tuple(p.shape)}
+            check_entries(p, entry, shapes, names)
         for bucket in buckets:
             moments = bucket.state.exp_avg_sq, bucket.state.graft_moment
             if moments == (None, None) and any(p in saved for p in bucket.parameters):

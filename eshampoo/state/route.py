@@ -125,9 +125,6 @@ class Local:
     def discard_gradients(self) -> None:
         """Nothing was under way."""
 
-    def add_up_(self, totals: Tensor) -> None:
-        """Nobody else has anything to add."""
-
     def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]:
         """Copies for each parameter, without the rest of the stack."""
         return {p: stack[n[0] : n[-1] + 1].clone() for p, n in by_parameter(self.blocks).items()}

@@ -156,7 +156,7 @@ def _plan_(
             if due:
                 check.due.append(position)
                 check.thresholds.append(tau)
-            # A basis that is kept at the first check is the first basis, with its eigenvalues.
+            # The first check gives a block its first root, even if it keeps Q = I as the basis.
             if due or o.eigenvalues == "fresh" or counters.checks[entry] == 0:
                 check.renewed.append(position)
             check.seen.append(position)

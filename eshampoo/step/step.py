@@ -272,6 +272,7 @@ def sum_over_parameters_(tasks: "Sequence[Task]", compared: "Sequence[tuple[Task
         ]
         for part, its_columns in zip(parts, columns, strict=True):
             totals.index_add_(1, its_columns, part.norms)
-        here[0].route.add_up_(totals)
+        if here[0].route.team is not None:
+            here[0].route.team.add_up_(totals)
         for part, its_columns in zip(parts, columns, strict=True):
             part.norms = totals[:, its_columns]
