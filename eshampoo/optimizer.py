@@ -276,8 +276,9 @@ class EigenbasisOptimizer(Optimizer):
         pairs = zip(self.param_groups, options, strict=True)
         watched = [p for group, o in pairs if o.nonfinite == "raise" for p in group["params"]]
         if watched:
+            ranks = max([1, *(team.size for team in self._teams.values())])  # they share a norm
             sizes = zip(watched, held_sizes(watched).tolist(), strict=True)
-            bad = [p for p, size in sizes if not size < 1]
+            bad = [p for p, size in sizes if not size < ranks**-0.5]
             if words := self._any_words(validate.not_finite(bad, self._names())):
                 raise FloatingPointError(words)
 

@@ -92,7 +92,7 @@ def test_what_one_rank_refuses_all_refuse_and_nothing_changes(world, way):
     with expect(ValueError) as error:
         ours.load_state_dict(good if world.rank == 0 else None)
     alike(str(error))
-    assert "this is a NoneType" in str(error)
+    assert "this NoneType is not the state" in str(error)
     # And what is wrong with its form.
     lacks = copy.deepcopy(good)
     if world.rank == 1:

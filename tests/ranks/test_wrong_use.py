@@ -94,50 +94,6 @@ def test_two_weights_of_one_shape_that_are_swapped_on_one_rank_are_refused(world
     dist.barrier()
 
 
-@pytest.mark.ranks(4)
-def test_meshes_that_do_not_fit_together_are_refused(world):
-    """All ranks say the same, those that have no part in a parameter and those that have."""
-    mesh_of = type(world.mesh())
-    low, high, square = mesh_of("cpu", [0, 1]), mesh_of("cpu", [2, 3]), world.mesh(2, 2)
-    values, grads = tensors([(6, 5), (8, 4)], 2)
-
-    def on(mesh, value):
-        inside = mesh.get_coordinate() is not None
-        local = value.chunk(2)[world.rank % 2] if inside else value[:0]
-        shape, stride = value.shape, value.stride()
-        return nn.Parameter(
-            DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
-        )
-
-    (everywhere,) = placed(values[1:], [(Shard(0),)], world.mesh())
-    part = ("a", on(low, values[0]))
-    for other in (("b", everywhere), ("b", on(high, values[1]))):
-        for named in ([part, other], [other, part]):
-            with expect(ValueError) as error:
-                optimizer("EShampoo", named)
-            alike(str(error))
-            assert "'a'" in str(error)
-            assert "[0, 1]" in str(error)
-            assert "slices of one mesh" in str(error)
-    # A later group is refused too, and the optimizer goes on without it.
-    ours = optimizer("EShampoo", [everywhere])
-    with expect(ValueError) as error:
-        ours.add_param_group({"params": [on(low, values[0])]})
-    alike(str(error))
-    feed([everywhere], grads[0][1:])
-    ours.step()
-    # What the message proposes works: slices of one mesh, and an optimizer for each mesh.
-    sliced = [*placed(values[:1], [(Shard(0),)], square["shard"]), everywhere]
-    own = [on(low if world.rank < 2 else high, values[0])]
-    for params in (sliced, own):
-        ours = optimizer("EShampoo", params)
-        for step in grads:
-            for p, grad in zip(params, step, strict=False):
-                p.grad = torch.zeros_like(p) + grad.sum()
-            ours.step()
-    dist.barrier()
-
-
 @pytest.mark.ranks(2)
 def test_partial_placements_are_refused(world):
     mesh = world.mesh()
