@@ -159,13 +159,13 @@ def batches(tasks: Sequence[Task]) -> list[list[tuple[Task, Part]]]:
     Small operations take as long on one block as on a thousand. A batch stays in the cache.
     """
     joined: list[list[tuple[Task, Part]]] = []
-    size, key = 0, None
+    size, last = 0, None  # of the last batch: its bytes and its key
     for task in tasks:
-        before, key = key, task.key
+        key = task.key
         for part in task.parts:
-            if not joined or key != before or size + part.nbytes > task.bucket.room:
+            if key != last or size + part.nbytes > task.bucket.room:
                 joined.append([])
-                size, before = 0, key
+                size, last = 0, key
             joined[-1].append((task, part))
             size += part.nbytes
     return joined

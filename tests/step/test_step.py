@@ -105,3 +105,15 @@ def test_the_number_of_operations_does_not_grow_with_the_number_of_equal_layers(
     few, many = (ops_of_steps(layers, method, checks) for layers in (2, 12))
     assert few.operations == many.operations
     assert few.times("bmm") > 0
+
+
+def test_a_bucket_without_gradients_keeps_its_neighbours_apart():
+    """Parts of different dtypes are never in one batch, whatever lies between them."""
+    dtypes = {(2, 3): torch.float64, (4,): torch.float32, (3, 2): torch.float32}
+    params = [torch.ones(shape, dtype=dtype).requires_grad_() for shape, dtype in dtypes.items()]
+    optimizer = EShampoo(params)
+    for p in (params[0], params[2]):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert all((p < 1).all() for p in (params[0], params[2]))
+    assert (params[1] == 1).all()
