@@ -18,23 +18,31 @@ import eshampoo
 
 METHODS = {
     "EShampoo": [{}, {"tau": 0.0}, {"beta3": 0.9}, {"nesterov": True}, {"maximize": True}]
+    + [{"rms": None}, {"rms": None, "budget": None}]
     + [{"correction": c} for c in ("basis_aware", "optimal")]
     + [{"solver": s} for s in ("eigh", "qr", "partial")]
     + [{"solver": "power", "tau": 0.0}, {"vectors": "full"}, {"matrices": "adam"}]
-    + [{"betas": (0.9, 1.0)}, {"nonfinite": "propagate"}, {"record": True, "frequency": 1}],
+    + [{"betas": (0.9, 1.0)}, {"nonfinite": "propagate"}, {"record": True, "frequency": 1}]
+    + [{"state": "lean"}, {"state": "lean", "solver": "qr"}, {"sides": "left"}]
+    + [{"sides": "smaller"}, {"moment": "row", "merge_dims": False}, {"moment": "block"}]
+    + [{"exponent": 1.0}, {"statistics": "observe"}, {"merge_dims": "kernel"}]
+    + [{"graft": "adam"}, {"graft": "adagrad", "graft_scope": "block"}, {"graft": "sgd"}]
+    + [{"frequency": "auto", "budget": None, "betas": (0.9, beta2)} for beta2 in (0.95, 0.999)],
     "Shampoo": [{"graft": g} for g in (None, "adam", "rmsprop", "adagrad", "sgd")]
     + [{"variant": "shampoo2", "trace_scaling": t, "graft": None} for t in (False, True)]
     + [{"graft_scope": "block"}, {"eigenvalues": "fresh", "tau": 0.2}, {"nesterov": True}]
+    + [{"state": "lean"}, {"exponent": 1.0}, {"statistics": "observe"}]
     + [{"solver": s, "tau": 0.1} for s in ("qr", "partial", "power")],
-    "SOAP": [{}, {"solver": "eigh"}, {"nesterov": True}, {"correction": "basis_aware"}],
-    "KLShampoo": [{}, {"tau": 0.1}, {"solver": "qr", "tau": 0.1}, {"nesterov": True}],
+    "SOAP": [{}, {"solver": "eigh"}, {"nesterov": True}, {"correction": "basis_aware"}, {"rms": 0.3}, {"state": "lean"}],
+    "KLShampoo": [{}, {"tau": 0.1}, {"solver": "qr", "tau": 0.1}, {"nesterov": True}, {"state": "lean"}, {"statistics": "observe"}],
+    "CASPR": [{}, {"graft": "adam"}, {"tau": 0.1}],
+    "Muon": [{}, {"nesterov": False}, {"momentum": 0.9, "ns_steps": 3}],
     "FullMatrixAdam": [{}, {"tau": 0.0, "correction": "optimal"}],
 }
 LAYOUTS = [
     {"merge_dims": True, "max_dim": 64},
     {"merge_dims": False, "max_dim": 64},
     {"merge_dims": False, "max_dim": 5},
-    {"merge_dims": True, "max_dim": 16},
     {"merge_dims": False, "max_dim": 8, "oversize": "identity"},
 ]
 SHAPES = [
@@ -63,15 +71,18 @@ def trajectory(name, options, dtype, threads):
         return torch.randn(shape, generator=generator, dtype=dtype)
 
     params = [nn.Parameter(draw(shape)) for shape in shapes]
-    optimizer = getattr(eshampoo, name)(params, **{"lr": 1e-2, "frequency": 3, **options})
+    own = {} if name == "Muon" else {"frequency": 3}
+    optimizer = getattr(eshampoo, name)(params, **{"lr": 1e-2, **own, **options})
     seen = []
-    for t in range(1, STEPS + 1):
+    for t in range(1, (45 if options.get("frequency") == "auto" else STEPS) + 1):
         for n, p in enumerate(params):
             p.grad = draw(p.shape) * 10.0 ** (n % 3 - 1)
             if (t + n) % 11 == 0:
                 p.grad = None
             elif (t, n) == (5, 5) and options.get("nonfinite") != "propagate":
                 p.grad[0, 0] = torch.nan
+        if options.get("statistics") == "observe" and t > 2:
+            optimizer.observe()
         if t == 8:
             optimizer.param_groups[0].update(lr=3e-3, weight_decay=0.1)
         optimizer.step()
@@ -86,7 +97,8 @@ def large(name):
     generator = torch.Generator().manual_seed(2)
     shapes = [(400, 300)] * 5 + [(64, 64)] * 40 + [(700,)] * 9
     params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-    optimizer = getattr(eshampoo, name)(params, lr=1e-2, frequency=3, max_dim=512)
+    own = {} if name == "Muon" else {"frequency": 3, "max_dim": 512}
+    optimizer = getattr(eshampoo, name)(params, lr=1e-2, **own)
     for _ in range(7):
         for p in params:
             p.grad = torch.randn(p.shape, generator=generator)
@@ -96,15 +108,15 @@ def large(name):
 
 def trajectories():
     """Everything that is recorded, by name."""
+    small = {"FullMatrixAdam": [{"max_dim": 64}], "Muon": [{}]}
     for name, rows in METHODS.items():
-        layouts = [{"max_dim": 64}] if name == "FullMatrixAdam" else LAYOUTS
-        for (options, layout), dtype in product(
-            product(rows, layouts), (torch.float32, torch.float64)
+        for options, layout, dtype, threads in product(
+            rows, small.get(name, LAYOUTS), (torch.float32, torch.float64), (1, 2)
         ):
-            for threads in (1, 2):
+            if threads == 1 or not options:  # threads matter for all options alike
                 key = f"{name} {options} {layout} {dtype} {threads}"
                 yield key, trajectory(name, {**layout, **options}, dtype, threads)
-    for name in ("EShampoo", "Shampoo", "SOAP", "KLShampoo"):
+    for name in ("EShampoo", "Shampoo", "SOAP", "KLShampoo", "CASPR", "Muon"):
         yield f"large {name}", large(name)
 
 
