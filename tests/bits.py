@@ -33,8 +33,22 @@ METHODS = {
     + [{"graft_scope": "block"}, {"eigenvalues": "fresh", "tau": 0.2}, {"nesterov": True}]
     + [{"state": "lean"}, {"exponent": 1.0}, {"statistics": "observe"}]
     + [{"solver": s, "tau": 0.1} for s in ("qr", "partial", "power")],
-    "SOAP": [{}, {"solver": "eigh"}, {"nesterov": True}, {"correction": "basis_aware"}, {"rms": 0.3}, {"state": "lean"}],
-    "KLShampoo": [{}, {"tau": 0.1}, {"solver": "qr", "tau": 0.1}, {"nesterov": True}, {"state": "lean"}, {"statistics": "observe"}],
+    "SOAP": [
+        {},
+        {"solver": "eigh"},
+        {"nesterov": True},
+        {"correction": "basis_aware"},
+        {"rms": 0.3},
+        {"state": "lean"},
+    ],
+    "KLShampoo": [
+        {},
+        {"tau": 0.1},
+        {"solver": "qr", "tau": 0.1},
+        {"nesterov": True},
+        {"state": "lean"},
+        {"statistics": "observe"},
+    ],
     "CASPR": [{}, {"graft": "adam"}, {"tau": 0.1}],
     "Muon": [{}, {"nesterov": False}, {"momentum": 0.9, "ns_steps": 3}],
     "FullMatrixAdam": [{}, {"tau": 0.0, "correction": "optimal"}],
