@@ -136,12 +136,17 @@ def parameter(shape: Shape, placement: Placement) -> nn.Parameter:
 
 
 def bytes_sent(optimizer: EShampoo) -> int:
-    """What this rank sends to others in a step; a piece has a flag, which is one number."""
+    """What this rank sends to others in a step, without flags."""
     total = 0
     for bucket in optimizer._buckets:
         route: Any = bucket.route
         for way in (route.gradients, route.updates) if bucket.route.team is not None else ():
-            total += sum(way.sizes_out) - way.sizes_out[route.team.rank]
+            pieces = iter(way.sent)  # by target; each is followed by a flag
+            for target, size in enumerate(way.sizes_out):
+                while size > 0:
+                    numel = prod(extent(next(pieces).box))
+                    size -= numel + 1
+                    total += numel * (target != route.team.rank)
     return FLOAT * total
 
 

@@ -47,9 +47,11 @@ class AllToAll:
         self.sent, self.expected = list(chain(*outgoing)), list(chain(*incoming))
         self.sizes_out = [sum(prod(extent(p.box)) + 1 for p in pieces) for pieces in outgoing]
         self.sizes_in = [sum(prod(extent(p.box)) + 1 for p in pieces) for pieces in incoming]
+        self.shapes = [extent(piece.box) for piece in self.expected]
+        self.lengths = [length for shape in self.shapes for length in (prod(shape), 1)]
         # The same on all ranks, because every rank knows all sends.
         self.stays = all(source == target for source, target, _ in sends)
-        self.inbox = like.new_empty(0)
+        self.inbox = self.outbox = like.new_empty(0)
         self.work: dist.Work | None = None
 
     def send(self, pieces: Sequence[Tensor], flags: Tensor) -> None:
@@ -57,10 +59,11 @@ class AllToAll:
         dtype = self.like.dtype
         pairs = zip(pieces, torch.split(flags.to(dtype), 1), strict=True) if pieces else ()
         flat = [x for piece, mark in pairs for x in (piece.reshape(-1).to(dtype), mark)]
-        self.inbox = torch.cat([self.like.new_empty(0), *flat])
+        outbox = torch.cat([self.like.new_empty(0), *flat])
         if self.stays:
+            self.inbox = outbox
             return
-        outbox, self.inbox = self.inbox, self.like.new_empty(sum(self.sizes_in))
+        self.inbox = self.like.new_empty(sum(self.sizes_in))
         sizes, group = (self.sizes_in, self.sizes_out), self.team.group
         self.work = dist.all_to_all_single(self.inbox, outbox, *sizes, group=group, async_op=True)
         self.outbox = outbox  # it must live until it has been sent
@@ -69,10 +72,10 @@ class AllToAll:
         """A tensor and a flag for every piece, in the order of `expected`."""
         if self.work is not None:
             self.work.wait()
-        shapes = [extent(piece.box) for piece in self.expected]
-        split = torch.split(self.inbox, [n for shape in shapes for n in (prod(shape), 1)])
-        self.inbox, self.outbox, self.work = *(self.like.new_empty(0),) * 2, None
-        pieces = [piece.view(shape) for piece, shape in zip(split[::2], shapes, strict=True)]
+        split = torch.split(self.inbox, self.lengths)
+        self.inbox = self.outbox = self.like.new_empty(0)
+        self.work = None
+        pieces = [piece.view(shape) for piece, shape in zip(split[::2], self.shapes, strict=True)]
         return pieces, torch.cat([self.like.new_empty(0), *split[1::2]])
 
 

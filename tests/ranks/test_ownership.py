@@ -13,10 +13,7 @@ def test_the_state_and_the_work_are_shared_out_evenly_and_as_they_are_simulated(
     found = measure("vit_s", 4, placement)
     assert found.largest_state <= 1.15 / 4 * found.single_state, found
     assert found.largest_cost <= 1.2 * found.mean_cost, found
-    simulated = simulate("vit_s", 4, placement)
-    assert simulated.states == found.states
-    assert simulated.costs == found.costs
-    assert simulated.sent == pytest.approx(found.sent, rel=1e-4)  # without flags, and with them
+    assert simulate("vit_s", 4, placement) == found
 
 
 def test_a_thousand_ranks_have_about_as_much_to_do_each():
