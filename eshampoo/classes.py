@@ -14,17 +14,20 @@ from .math.solvers import Solver
 from .optimizer import EigenbasisOptimizer
 from .options import (
     RULES,
+    Averaged,
     Bases,
     Blocks,
     Frequency,
     Graft,
-    Grafting,
     Keywords,
+    Merge,
+    Moments,
     NewtonSchulz,
     Observed,
     Oversize,
     Roots,
     SecondMoment,
+    Size,
     Tau,
     Vectors,
     offered,
@@ -32,28 +35,29 @@ from .options import (
 from .validate import SWITCHES, check_switches, misspelt
 
 P = ParamSpec("P")
-S = TypeVar("S", bound=EigenbasisOptimizer)
-Plain = Callable[[S, ParamsT, dict[str, Any]], None]
-Constructor = Callable[Concatenate[S, P], None]
+S = TypeVar("S")  # an optimizer, or its class
+R = TypeVar("R")
+Plain = Callable[[S, ParamsT, dict[str, Any]], R]
+Constructor = Callable[Concatenate[S, P], R]
 
 
-def takes(keywords: Callable[P, Keywords]) -> Callable[[Plain[S]], Constructor[S, P]]:
+def takes(keywords: Callable[P, Keywords]) -> Callable[[Plain[S, R]], Constructor[S, P, R]]:
     """Give a constructor the arguments and defaults of a class of keywords."""
     assert isinstance(keywords, type)
     own = offered(keywords)
 
-    def decorate(plain: Plain[S]) -> Constructor[S, P]:
+    def decorate(plain: Plain[S, R]) -> Constructor[S, P, R]:
+        name = plain.__qualname__.partition(".")[0]
+
         @wraps(plain)
-        def construct(self: S, *args: P.args, **kwargs: P.kwargs) -> None:
+        def construct(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
             check_switches(kwargs)
             for key in kwargs.keys() - own - SWITCHES.keys() - {"params"}:
                 hint = misspelt(key, own, RULES) or f"it takes {', '.join(own)}"
-                raise TypeError(f"{type(self).__name__} has no keyword {key!r}: {hint}")
-            if kwargs.get("graft") is not None:  # a graft sets the size of updates instead
-                kwargs.setdefault("rms", None)
+                raise TypeError(f"{name} has no keyword {key!r}: {hint}")
             given = {key: value for key, value in kwargs.items() if key not in SWITCHES}
             values = keywords(*args, **given)
-            plain(self, values.params, {name: getattr(values, name) for name in own})
+            return plain(self, values.params, {name: getattr(values, name) for name in own})
 
         this = next(iter(inspect.signature(plain).parameters.values()))
         parameters = [this, *inspect.signature(keywords).parameters.values()]
@@ -71,8 +75,20 @@ def described(keywords: type[Keywords]) -> str:
 
 
 @dataclass(frozen=True)
-class EShampooKeywords(Grafting, SecondMoment, Observed, Blocks, Bases, Keywords):
+class EShampooKeywords(Moments, SecondMoment, Observed, Averaged, Blocks, Bases, Keywords):
     """The defaults of the groups of keywords are EShampoo's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedKeywords(EShampooKeywords):
+    """The defaults of the paper's Algorithm 2."""
+
+    betas: tuple[float, float] = field(default=(0.9, 0.999), kw_only=False)
+    tau: Tau = 0.1
+    frequency: Frequency = 50
+    budget: float | None = None
+    rms: Size = None
+    merge_dims: Merge = True
 
 
 @final
@@ -81,10 +97,10 @@ class EShampoo(EigenbasisOptimizer):
 
         W ← W − α ( Q_L ( Q_LᵀM̂Q_R ⊘ (√D̂ + ε) ) Q_Rᵀ + λW ),   D ← β3 D + (1−β3) (Q_LᵀGQ_R)^{⊙2}
 
-    Hats mean that an average is corrected for its bias. By default each update has a fixed root
-    mean square (`rms`). The paper's own rule is rms=None, budget=None, frequency=F; until step F it
-    is AdamW. The first arguments are those of `torch.optim.AdamW`. Every keyword is also a
-    param-group key, and the optimizer reads it again at every step.
+    Hats mean that an average is corrected for its bias. By default the size of an update says how
+    much recent gradients agree (`rms`). `as_published` has the paper's own rules. The first
+    arguments are those of `torch.optim.AdamW`. Every keyword is also a param-group key, and the
+    optimizer reads it again at every step.
     """
 
     method, keywords = methods.ESHAMPOO, EShampooKeywords
@@ -93,16 +109,25 @@ class EShampoo(EigenbasisOptimizer):
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
 
+    @classmethod
+    @takes(PublishedKeywords)
+    def as_published(cls, params: ParamsT, defaults: dict[str, Any]) -> "EShampoo":
+        """Algorithm 2 as printed: F = 50, τ = 0.1, merged dimensions, and no rule of ours.
+
+        Until step F it is AdamW. All keywords of the class can be passed.
+        """
+        return cls(params, **defaults)
+
 
 @dataclass(frozen=True, kw_only=True)
-class ShampooKeywords(Roots, Grafting, Observed, Blocks, Bases, Keywords):
+class ShampooKeywords(Roots, Moments, Observed, Blocks, Bases, Keywords):
     """The defaults of the winner of AlgoPerf."""
 
     tau: Tau = 0.0
     frequency: Frequency = 100
     budget: float | None = None
     graft: Graft | None = "adam"
-    rms: float | None = None
+    rms: Size = None
 
 
 @final
@@ -123,13 +148,13 @@ class Shampoo(EigenbasisOptimizer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CASPRKeywords(Grafting, Observed, Blocks, Bases, Keywords):
+class CASPRKeywords(Observed, Blocks, Bases, Keywords):
     """The defaults of Shampoo without a graft."""
 
     tau: Tau = 0.0
     frequency: Frequency = 100
     budget: float | None = None
-    rms: float | None = None
+    rms: Size = None
 
 
 @final
@@ -151,7 +176,7 @@ class CASPR(EigenbasisOptimizer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SOAPKeywords(Grafting, SecondMoment, Blocks, Bases, Keywords):
+class SOAPKeywords(Moments, SecondMoment, Averaged, Blocks, Bases, Keywords):
     """The defaults of SOAP's authors.
 
     There is no `statistics`: SOAP's first gradient only builds the basis, and the basis changes
@@ -163,7 +188,7 @@ class SOAPKeywords(Grafting, SecondMoment, Blocks, Bases, Keywords):
     tau: Tau = 0.0
     frequency: Frequency = 10
     budget: float | None = None
-    rms: float | None = None
+    rms: Size = None
     solver: Solver = "power"
     max_dim: int = 10000
     oversize: Oversize = "identity"
@@ -194,7 +219,7 @@ class KLShampooKeywords(Observed, Blocks, Bases, Keywords):
     tau: Tau = 0.0
     frequency: Frequency = 10
     budget: float | None = None
-    rms: float | None = None
+    rms: Size = None
 
 
 @final

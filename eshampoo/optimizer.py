@@ -21,7 +21,7 @@ from .state.bucket import Bucket, entries
 from .state.dtensor import held_sizes, is_sharded, local
 from .state.layout import build
 from .step.precision import guarded
-from .step.step import TAKE, plan
+from .step.step import plan, take_step
 from .torch_names import not_compiled
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class EigenbasisOptimizer(Optimizer):
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._reset()
+        self._trained: set[Tensor] = set()  # parameters that keep their state while frozen
         self._laid_out = False  # until all groups have been added
         self._own = offered(self.keywords)
         Options.of(defaults, self._own)  # checked before the parameters, as in torch
@@ -60,22 +61,18 @@ class EigenbasisOptimizer(Optimizer):
         self._raw_options, self._options_cache = list[Any](), list[Options]()  # of all groups
         self._teams: dict[Any, Team] = {}  # by process group or mesh
         self._team_of: dict[Tensor, Team] = {}  # of parameters that other ranks have a part in
-        self._started = self._warned = (
-            False  # stepped, or loaded a state; told of skipped gradients
-        )
+        self._started = False  # stepped, or loaded a state
+        self._warned = False  # the user has been told of skipped gradients
         self._calls = {"step": self.method.start, "observe": 0}  # the same on all ranks
-        self._failures: list[
-            validate.Failure
-        ] = []  # bases that failed too often, until all ranks know
+        # Bases that failed too often, until all ranks know.
+        self._failures: list[validate.Failure] = []
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, at any time; nothing changes if it is refused."""
         if self._laid_out:
             self._follow()
         before = len(self.param_groups)
-        grafted = "rms" in self._own and param_group.get("graft") is not None
-        size = {"rms": None} if grafted else {}  # a graft sets the size of updates instead
-        super().add_param_group({**size, **param_group})
+        super().add_param_group(param_group)
         try:
             self._build(before)
         except BaseException:
@@ -92,7 +89,7 @@ class EigenbasisOptimizer(Optimizer):
         # Numbers of other libraries become Python numbers, which checkpoints can hold.
         group.update({name: getattr(o, name) for name in self._own})
         validate.check_params(group["params"], names)
-        params = [p for p in dict.fromkeys(group["params"]) if p.numel() > 0]
+        params = [p for p in dict.fromkeys(group["params"]) if self._trains(p)]
         teams: dict[Tensor, Team] = {}
         if o.process_group is not None or any(map(is_sharded, params)):
             from .ranks.team import teams_of  # slow to import, so only where needed
@@ -104,11 +101,15 @@ class EigenbasisOptimizer(Optimizer):
         self._buckets += buckets
         self._shaping.append(o.shaping)
         self._team_of |= teams
-        self._show(group["params"], buckets)
+        self._show(buckets)
 
-    def _show(self, params: Sequence[Tensor], buckets: Sequence[Bucket]) -> None:
-        """Put views of the buckets into `state`; a parameter without blocks gets an empty entry."""
-        for p in params:
+    def _trains(self, p: Tensor) -> bool:
+        """Whether a parameter has state: from the first moment at which it requires gradients."""
+        return p.numel() > 0 and (p.requires_grad or p.grad is not None or p in self._trained)
+
+    def _show(self, buckets: Sequence[Bucket]) -> None:
+        """Put views of the buckets into `state`."""
+        for p in dict.fromkeys(p for bucket in buckets for p in bucket.parameters):
             self.state[p] = {}
         for bucket in buckets:
             for p, name, view in entries(bucket):
@@ -131,14 +132,15 @@ class EigenbasisOptimizer(Optimizer):
         """Remember the tensors and the entries for which state was laid out."""
         self._params = [list(group["params"]) for group in self.param_groups]
         self._looks = list(map(LOOK, chain(*self._params)))
-        self._shown = {p: self.state[p] for p in chain(*self._params)}
+        self._shown = {p: self.state[p] for p in chain(*self._params) if p in self.state}
+        self._frozen = [p for p in chain(*self._params) if p not in self._shown]
         self._views = list(chain.from_iterable(map(dict.values, self._shown.values())))
 
     def _follow(self) -> None:
         """Follow tensors that were replaced in the param groups, and entries written into `state`.
 
-        Frameworks replace tensors, move them and materialise them. Every step calls this, so loops
-        over parameters are left to functions written in C.
+        Frameworks replace tensors, move them and materialise them, and users unfreeze parameters.
+        Every step calls this, so loops over parameters are left to functions written in C.
         """
         values = chain.from_iterable(map(dict.values, self._shown.values()))
         if (
@@ -153,6 +155,7 @@ class EigenbasisOptimizer(Optimizer):
             [len(group) for group in groups] != [len(group) for group in self._params]
             or any(map(is_not, params, chain(*self._params)))
             or list(map(LOOK, params)) != self._looks
+            or any(map(self._trains, self._frozen))
         ):
             self._move_state()
 
@@ -170,7 +173,7 @@ class EigenbasisOptimizer(Optimizer):
                 for p, e in theirs.items()
             }
             checkpoint.fill_(self._buckets, copies, adam=False)
-        self._show(list(self._shown), self._buckets)
+        self._show(self._buckets)
         self._remember()
 
     @torch.inference_mode(False)
@@ -186,6 +189,7 @@ class EigenbasisOptimizer(Optimizer):
         stored = checkpoint.collect([b for b in self._buckets if not b.state.step.is_meta])
         pairs = zip(chain(*self._params), chain(*now), strict=True)
         moved = {q: stored[p] for p, q in pairs if p in stored}
+        self._trained |= moved.keys()
         before = dict(vars(self))
         try:
             self._build_all()
@@ -250,7 +254,7 @@ class EigenbasisOptimizer(Optimizer):
             self._started = True
         devices = {bucket.memory[0].type for bucket in self._buckets}
         with guarded(devices, any(o.precision == "highest" for o in options)):
-            failures, skipped = TAKE[call](tasks)
+            failures, skipped = take_step(tasks)
         self._calls[call] += 1
         if skipped and not self._warned:
             self._warned = True
@@ -374,6 +378,8 @@ class EigenbasisOptimizer(Optimizer):
             validate.check_shaping(o.shaping, shaping)
             lenient |= set(group["params"] if o.nonfinite == "propagate" else ())
         params, names = self._parameters(), self._names()
+        self._trained |= checkpoint.with_entries(state_dict, params)
+        self._follow()  # frozen parameters that were trained before get room for their state
         saved, adam = checkpoint.read_state(state_dict, params, self._buckets, lenient, names)
         if adam:
             validate.warn_if_without_basis(self._buckets, names)
@@ -393,6 +399,7 @@ class EigenbasisOptimizer(Optimizer):
         own = {name: state[name] for name in ("defaults", "param_groups")}
         super().__setstate__({**own, "state": defaultdict(dict)})
         self._own, self._laid_out = offered(self.keywords), True
+        self._trained = set(state["state"])
         self._build_all()
         checkpoint.fill_(self._buckets, state["state"], adam=False)
         self._started = state["started"]

@@ -28,6 +28,7 @@ Oversize = Literal["split", "identity"]
 Merge = bool | Literal["kernel"]
 NonFinite = Literal["skip", "raise", "propagate"]
 Precision = Literal["highest", "inherit"]
+Factors = Literal["gram", "kl"]
 Sides = Literal["both", "left", "right", "smaller"]
 Moment = Literal["entry", "row", "block"]
 Statistics = Literal["step", "observe"]
@@ -37,6 +38,7 @@ Graft = Literal["adam", "rmsprop", "adagrad", "sgd"]
 GraftScope = Literal["block", "parameter"]
 Eigenvalues = Literal["stale", "fresh"]
 Frequency = int | Literal["auto"]
+Size = float | Literal["auto"] | None
 Tau = float | Callable[[int], float]
 T = TypeVar("T")
 
@@ -80,6 +82,8 @@ class Common:
         weight_decay: λ, decoupled.
         matrices: the method for parameters with two or more dimensions: "kronecker" for the
             method of this class, or "adam".
+        batch_dims: how many leading dimensions are separate matrices (stacked experts, `vmap`).
+        pieces: into how many equal pieces dimension 0 of each matrix is cut (fused QKV, heads).
         nesterov: look one step ahead in the momentum, as in NAdam. In `Muon` this concerns only
             Muon's own momentum.
         maximize: maximise the objective instead of minimising it.
@@ -96,6 +100,8 @@ class Common:
     weight_decay: float = keyword(1e-2, validate.AT_LEAST_0)
     _: KW_ONLY
     matrices: Matrices = keyword("kronecker", one_of(Matrices))
+    batch_dims: int = keyword(0, validate.WHOLE)
+    pieces: int = keyword(1, validate.COUNT)
     nesterov: bool = keyword(False, validate.SWITCH)
     maximize: bool = keyword(False, validate.SWITCH)
     nonfinite: NonFinite = keyword("skip", one_of(NonFinite))
@@ -113,12 +119,11 @@ class Bases:
     """Which blocks have a basis, and when it is computed.
 
     Args:
-        rms: scale the update of every block with a basis to this root mean square. √D then counts
-            as at least a thousandth of its root mean square, no entry exceeds Adam's own bound,
-            and an update that has faded is not scaled up again. None does not scale, which is the
-            paper's rule. You cannot combine it with `graft`.
-        budget: the most that the bases of a factor may cost, as a share of the arithmetic of its
-            plain steps. The first 2.5 log₂(1 + t/2) bases are free. None sets no limit.
+        rms: the size of the update of a block with a basis. "auto" sets its root mean square by the
+            share of recent gradients that agree, ρ = ‖M̂‖/√(E‖G‖²); a number fixes it; None does not
+            scale, which is the paper's rule. It does not go with `graft`.
+        budget: the most that the bases of a factor may cost beyond the first (1 + ln νt)/ν, which
+            are free, as a share of the arithmetic of its plain steps. None sets no limit.
         tau: τ; a basis is kept while its relative error is at most τ. A number, or a callable
             step → number (`eshampoo.schedules`). 0 recomputes at every check, 1 never.
         frequency: F; the criterion is evaluated every F steps. With "auto" it is evaluated when
@@ -136,7 +141,7 @@ class Bases:
         max_dim: the largest size of a block; larger dimensions are split into several blocks.
     """
 
-    rms: float | None = keyword(0.4, or_none(validate.POSITIVE))
+    rms: Size = keyword("auto", validate.RMS)
     budget: float | None = keyword(0.25, or_none(validate.AT_LEAST_0))
     tau: Tau = keyword(0.03, validate.TAU)
     frequency: Frequency = keyword("auto", validate.FREQUENCY)
@@ -172,6 +177,18 @@ class Blocks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Averaged:
+    """What a factor averages.
+
+    Args:
+        factors: "gram" averages GGᵀ and GᵀG; with "kl" the factors whiten each other, as in
+            KL-Shampoo (KL-SOAP).
+    """
+
+    factors: Factors = keyword("gram", one_of(Factors))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observed:
     """Statistics that come from other gradients than the steps'.
 
@@ -200,35 +217,35 @@ class SecondMoment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grafting:
-    """Learning-rate grafting, and the moments that have one number for many entries.
+class Moments:
+    """Second moments that have one number for many entries.
 
     Args:
-        moment: whether D and the moment of the grafting method have one number per "entry" of a
+        moment: whether D, or the moment of the grafting method, has one number per "entry" of a
             block, per "row", or per "block" (Adam-mini's saving).
-        graft: the method whose norm the update takes: "adam", "rmsprop", "adagrad", "sgd" or None.
-            Before the first basis of Shampoo this method takes the step alone.
-        graft_scope: whether to take norms over the whole "parameter" or over each "block".
     """
 
     moment: Moment = keyword("entry", one_of(Moment))
-    graft: Graft | None = keyword(None, one_of(Graft, None))
-    graft_scope: GraftScope = keyword("parameter", one_of(GraftScope))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roots:
-    """The inverse roots of Shampoo.
+    """The inverse roots of Shampoo, and learning-rate grafting.
 
     Args:
         variant: "shampoo", with L^{-p/k} for each of k factors, or "shampoo2", with L^{-p}.
         trace_scaling: divide by S = Tr L = Tr R; each factor takes the share Tr^{-(k-1)/k}.
         eigenvalues: "stale", frozen with the basis, or "fresh", diag Λ̂ at every check.
+        graft: the method whose norm the update takes: "adam", "rmsprop", "adagrad", "sgd" or None.
+            Before the first basis this method takes the step alone.
+        graft_scope: whether to take norms over the whole "parameter" or over each "block".
     """
 
     variant: Variant = keyword("shampoo", one_of(Variant))
     trace_scaling: bool = keyword(False, validate.SWITCH)
     eigenvalues: Eigenvalues = keyword("stale", one_of(Eigenvalues))
+    graft: Graft | None = keyword(None, one_of(Graft, None))
+    graft_scope: GraftScope = keyword("parameter", one_of(GraftScope))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +265,9 @@ class NewtonSchulz:
 
 
 @dataclass(frozen=True)
-class Options(NewtonSchulz, Roots, Grafting, SecondMoment, Observed, Blocks, Bases, Common):
+class Options(
+    NewtonSchulz, Roots, Moments, SecondMoment, Observed, Averaged, Blocks, Bases, Common
+):
     """What a param group says at this step; keywords of other classes have their defaults."""
 
     # Whether momentum of Adam's kind looks one step ahead: that of the AdamW beside Muon does not.
@@ -296,23 +315,6 @@ class Options(NewtonSchulz, Roots, Grafting, SecondMoment, Observed, Blocks, Bas
         return when_new(self.betas[1], self.novelty) if F == "auto" else Every(F)
 
     @cached_property
-    def bounded(self) -> bool:
-        """Whether entries are clipped at Adam's own bound.
-
-        Where the size of an update is fixed, an entry beyond the bound would make all other entries
-        smaller. The bound does not hold for another p, for a D with one number for many entries, or
-        if D and M see different gradients.
-        """
-        as_adam = (self.exponent, self.statistics, self.moment) == (0.5, "step", "entry")
-        return self.rms is not None and as_adam
-
-    @cached_property
-    def scale_free(self) -> bool:
-        """Whether the length of an update does not depend on the scale of the gradients."""
-        squares = (self.exponent, self.statistics) == (0.5, "step")
-        return squares and (self.variant == "shampoo" or self.trace_scaling)
-
-    @cached_property
     def has_graft_moment(self) -> bool:
         """Whether the grafting method keeps a second moment."""
         return self.graft in ("adam", "rmsprop", "adagrad")
@@ -322,7 +324,7 @@ class Options(NewtonSchulz, Roots, Grafting, SecondMoment, Observed, Blocks, Bas
         """The options that shape the state; they cannot change while the state exists."""
         names = (
             "max_dim", "oversize", "merge_dims", "vectors", "matrices", "sides", "state", "moment",
-            "statistics",
+            "statistics", "factors", "batch_dims", "pieces",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names} | {
             "graft with a second moment": self.has_graft_moment,

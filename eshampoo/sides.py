@@ -35,7 +35,7 @@ def every_side(shape: Sequence[int], o: Options) -> Modes:
         modes = tuple(i for i in modes if sizes[i] <= o.max_dim)
     if len(joined) > 1:
         rest = [prod(shape) // size for size in sizes]
-        modes = tuple(i for i in modes if min(sizes[i], o.max_dim) < MAX_ASPECT * rest[i])
+        modes = tuple(i for i in modes if sizes[i] < MAX_ASPECT * rest[i])
         if o.sides != "both":
             modes = tuple(i for i in modes if i == _chosen(o.sides, sizes))
     return (joined, modes) if modes else no_side(shape, o)

@@ -120,8 +120,13 @@ TAU = Rule(
     lambda v: callable(v) or number(v) >= 0,
     "it must be a number of at least 0 (0 recomputes at every check, 1 never) or a function of t",
 )
+WHOLE = Rule(
+    lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0,
+    "it must be a whole number of at least 0",
+    whole_number,
+)
 COUNT = Rule(
-    lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 1,
+    lambda v: WHOLE.holds(v) and v >= 1,
     "it must be a whole number of at least 1",
     whole_number,
 )
@@ -131,6 +136,10 @@ FREQUENCY = Rule(
     whole_number,
 )
 ABOVE_0 = Rule(lambda v: 0 < number(v) <= 1, "it must lie in (0, 1]")
+RMS = Rule(
+    lambda v: v in ("auto", None) or POSITIVE.holds(v),
+    "it must be 'auto', None, or more than 0 and finite",
+)
 SWITCH = Rule(lambda v: isinstance(v, bool), "it must be True or False")
 
 # Values that contradict each other: a test, their names, and what the error says about them.
@@ -267,6 +276,16 @@ def check_block(
         )
 
 
+def check_pieces(p: Tensor, shape: Sequence[int], pieces: int, names: Mapping[Tensor, str]) -> None:
+    """Refuse a matrix that cannot be cut into equal pieces."""
+    if shape[0] % pieces != 0:
+        raise ValueError(
+            f"pieces={pieces} cuts dimension 0 of a matrix into equal pieces, and that of "
+            f"{called(p, names)} has the size {shape[0]}: give the parameter a group of its own, "
+            "with a number of pieces that divides it"
+        )
+
+
 def check_one_mode(shape: Sequence[int], max_dim: int) -> None:
     """Refuse a parameter that is too long for full-matrix Adam."""
     numel = math.prod(shape)
@@ -354,7 +373,7 @@ def failed_bases(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> st
 COUNTERS = ("basis_checks", "basis_computations", "basis_failures", "basis_waited")
 # Entries that cannot be negative. Before its first gradient, SOAP is at step −1.
 NOT_NEGATIVE = (
-    *COUNTERS, "basis_work", "basis_spent", "criterion", "exp_avg_sq", "graft_avg_sq", "skipped",
+    *COUNTERS, "basis_work", "basis_spent", "criterion", "exp_avg_sq", "skipped",
     "observations",
 )  # fmt: skip
 
@@ -401,7 +420,7 @@ def refuse_adam(method: str) -> NoReturn:
     """Refuse AdamW's state for a method that has no place for its second moment."""
     raise ValueError(
         f"AdamW's state cannot continue in {method} without a second moment of "
-        "its own; use EShampoo, SOAP or a graft, or start without the state"
+        "its own; use EShampoo, SOAP or Shampoo with a graft, or start without the state"
     )
 
 

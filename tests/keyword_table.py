@@ -26,7 +26,7 @@ BLOCKED = tuple(method for method in METHODS if method != "FullMatrixAdam")
 # For tests that take long, so that `make check` has one method and `make test` all of them.
 FIRST_IS_FAST = ["EShampoo", *(pytest.param(m, marks=pytest.mark.slow) for m in [*METHODS][1:])]
 CORRECTED = ("EShampoo", "FullMatrixAdam")
-GRAFTED = ("Shampoo", "CASPR")
+GRAFTED = ("Shampoo",)
 OBSERVING = tuple(method for method in METHODS if method != "SOAP")
 NAN = float("nan")
 ABSENT = object()
@@ -205,16 +205,18 @@ KEYWORDS = {
         wrong=(None, "half"),
         live={"exponent": {"exponent": 0.3}},
     ),
+    "factors": choice("gram", "gram", "kl", bad="fisher", fixed="kl", methods=("EShampoo", "SOAP")),
+    "batch_dims": Keyword((0, 0, 1), ((-1, "at least 0"),), fixed=1, methods=EVERYONE),
+    "pieces": Keyword((1, 1, 1), ((0, "at least 1"),), fixed=2, methods=EVERYONE),
     # Without observations it changes nothing but that there is no basis.
     "statistics": choice(
         "step", "step", "observe", bad="sampled", fixed="observe", methods=OBSERVING
     ),
     "rms": Keyword(
-        (None, None, 0.4),
-        ((0.0, "more than 0"), (-0.4, "more than 0"), (NAN, "more than 0")),
-        wrong=("large",),
-        live={"rms": {"rms": 0.1}},
-        methods=("EShampoo", "SOAP", "KLShampoo", "FullMatrixAdam"),  # Shampoo has a graft
+        (None, "auto", "auto", 0.4),
+        ((0.0, "more than 0"), (-0.4, "more than 0"), (NAN, "more than 0"), ("large", "'auto'")),
+        live={"a fixed size": {"rms": 0.1}, "the size by the signal": {"rms": "auto"}},
+        methods=("EShampoo", "SOAP", "KLShampoo", "FullMatrixAdam", "CASPR"),  # Shampoo has a graft
     ),
     "nesterov": switch(live={"nesterov": {"nesterov": True}}, methods=EVERYONE),
     "maximize": switch(live={"maximize": {"maximize": True}}, methods=EVERYONE),

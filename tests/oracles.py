@@ -22,12 +22,15 @@ Every hyperparameter is an attribute and may be changed between steps.
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 
 import torch
 from torch import Tensor
+
+# c of rms="auto" (design, section 2).
+AGREED_RMS = 2.0
 
 # Tensors as matrices ------------------------------------------------------------------------------
 
@@ -94,7 +97,7 @@ class Block:
         self.Q = [torch.eye(d, dtype=torch.float64) if f else None for d, f in factors]
         self.root: list[Tensor | None] = [None for _ in sizes]  # Shampoo only
         self.A: Tensor | float = 0.0  # full-matrix Adam's statistic, correction="optimal" only
-        self.lent: Tensor | float = 0.0  # the second moment of the grafting method, beside D
+        self.e = 0.0  # the average of ‖G‖² with β1
         self.observed = False  # SOAP only: the first gradient has been seen
         self.checked = False  # Shampoo only: the first refresh has been reached
         self.offset = 0.0  # the share of the gap by which checks with frequency="auto" come earlier
@@ -309,22 +312,6 @@ def bias(beta: float, t: int) -> float:
     return 1.0 if beta == 1.0 else 1 - beta**t
 
 
-def bound(o: "Oracle", t: int, beta3: float) -> float:
-    """c_t ≥ |m̂|/√v̂ from the weights of the two averages, one by one (Cauchy–Schwarz)."""
-    beta1 = o.betas[0]
-    total = 0.0
-    for k in range(t):  # the gradient of k steps ago
-        a = (1 - beta1) * beta1**k
-        if o.nesterov:
-            a = beta1 * a + (1 - beta1) * (k == 0)
-        b = (1 - beta3) * beta3**k if beta3 < 1 else 1.0
-        if b == 0:
-            return math.inf
-        total += a**2 / b
-    ahead = 1 - beta1 ** (t + 1 if o.nesterov else t)
-    return math.sqrt(total * bias(beta3, t)) / ahead
-
-
 @dataclass
 class Oracle:
     """One loop over parameters and blocks: W ← W − lr (U + λ W), U given by the subclass."""
@@ -350,9 +337,10 @@ class Oracle:
     moment: str = "entry"
     exponent: float = 0.5
     statistics: str = "step"
-    rms: float | None = 0.4
-    graft: str | None = None
-    graft_scope: str = "parameter"
+    factors: str = "gram"
+    rms: float | str | None = "auto"
+    batch_dims: int = 0
+    pieces: int = 1
     nesterov: bool = False
     maximize: bool = False
 
@@ -360,16 +348,24 @@ class Oracle:
     scale_moves = True  # D lives in the eigenbasis; Shampoo's, the graft's, in parameter space
 
     def __post_init__(self):
-        if self.graft is not None:  # both set the size of an update
-            self.rms = None
         self.params = [W.detach().clone().double().contiguous() for W in self.params]
-        self.blocks = [self.cut(W) for W in self.params]
+        self.members = [[(W, self.cut(W)) for W in self.matrices_of(X)] for X in self.params]
+        self.blocks = [[b for _, blocks in members for b in blocks] for members in self.members]
 
     def modes(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         """The merged shape of a parameter; None for an elementwise one."""
         large = [d for d in shape if d != 1]
         kind = self.matrices if len(large) >= 2 else self.vectors
         return None if kind == "adam" else merged_shape(shape, self.max_dim, self.merge_dims)
+
+    def matrices_of(self, X: Tensor) -> list[Tensor]:
+        """Views of the separate matrices, or equal pieces of them, in a tensor."""
+        shape = tuple(X.shape[self.batch_dims :])
+        if not shape:
+            return [X]
+        members = X.reshape(-1, *shape).unbind(0)
+        height = shape[0] // self.pieces
+        return [X_i[k * height : (k + 1) * height] for X_i in members for k in range(self.pieces)]
 
     def cut(self, W: Tensor) -> list[Block]:
         modes = self.modes(tuple(W.shape))
@@ -379,10 +375,7 @@ class Oracle:
         based = [self.oversize == "split" or d <= self.max_dim for d in modes]
         if len(modes) > 1:  # a side whose factor has 8 times the entries of the block: none
             rest = [math.prod(modes) // d for d in modes]
-            based = [
-                b and min(d, self.max_dim) < 8 * r
-                for b, d, r in zip(based, modes, rest, strict=True)
-            ]
+            based = [b and d < 8 * r for b, d, r in zip(based, modes, rest, strict=True)]
             if self.sides != "both":  # only one of them, of equally small ones the last
                 small = max(i for i, d in enumerate(modes) if d == min(modes))
                 only = {"left": 0, "right": len(modes) - 1, "smaller": small}[self.sides]
@@ -405,18 +398,22 @@ class Oracle:
     @torch.no_grad()
     def step(self, grads: list[Tensor | None]) -> None:
         """One step with the given gradients; a parameter whose gradient is None is left alone."""
-        for W, blocks, G in zip(self.params, self.blocks, grads, strict=True):
+        for W, blocks, G in self.each(grads):
+            self.update_(W, blocks, [block.of(G) for block in blocks])
+
+    def each(self, grads: list[Tensor | None]) -> Iterator[tuple[Tensor, list[Block], Tensor]]:
+        """The matrices that have a gradient, with their blocks."""
+        for members, G in zip(self.members, grads, strict=True):
             if G is not None:
                 G = (-G if self.maximize else G).detach().double().contiguous()
-                self.update_(W, blocks, [block.of(G) for block in blocks])
+                for (W, blocks), G_i in zip(members, self.matrices_of(G), strict=True):
+                    yield W, blocks, G_i
 
     @torch.no_grad()
     def observe(self, grads: list[Tensor | None]) -> None:
         """The statistics see the given gradients, those of steps are forgotten, nothing moves."""
-        for blocks, G in zip(self.blocks, grads, strict=True):
-            if G is not None:
-                G = (-G if self.maximize else G).detach().double().contiguous()
-            for block in blocks if G is not None and not blocks[0].elementwise else []:
+        for _, blocks, G in self.each(grads):
+            for block in blocks if not blocks[0].elementwise else []:
                 if block.n == 0:
                     block.L = [None if L is None else torch.zeros_like(L) for L in block.L]
                     block.D, block.A = block.D * (not self.scale_moves), 0.0
@@ -439,37 +436,21 @@ class Oracle:
             w -= self.lr * (U + self.weight_decay * w)
 
     def sized(self, blocks: list[Block], Gs: list[Tensor]) -> list[Tensor]:
-        """The directions, with a root mean square or the norms of another method."""
+        """The directions, with the root mean square that `rms` says."""
         Us = self.directions(blocks, Gs)
-        if blocks[0].elementwise:
+        if blocks[0].elementwise or self.rms is None:
             return Us
-        if self.rms is not None:
-            return [self.with_rms(block, U) for block, U in zip(blocks, Us, strict=True)]
-        if self.graft is None or not self.scale_moves:  # Shampoo grafts by itself
-            return Us
-        grafts = [self.lent(block, G) for block, G in zip(blocks, Gs, strict=True)]
-        if self.graft_scope == "block":
-            return [self.grafted([U], [V])[0] for U, V in zip(Us, grafts, strict=True)]
-        return self.grafted(Us, grafts)
+        return [self.with_rms(block, U) for block, U in zip(blocks, Us, strict=True)]
 
     def with_rms(self, block: Block, U: Tensor) -> Tensor:
-        """U at this root mean square, once the block has a basis; a faded one stays small."""
-        norm = torch.linalg.norm(U).item()
-        if not any(block.computed):
+        """U at a root mean square of `rms`, or of c·ρ, ρ = ‖M̂‖/√ê, once the block has a basis."""
+        if not any(block.computed) or not U.any():
             return U
-        if self.scale_free:
-            norm = max(norm, 1e-4)
-        return U * (self.rms * math.sqrt(U.numel()) / norm) if norm > 0 else 0 * U
-
-    def lent(self, block: Block, G: Tensor) -> Tensor:
-        """The update of the method that lends its norm; its moment is beside the block's own D."""
-        M = block.M / (1 - self.betas[0] ** (block.t + 1 if self.nesterov else block.t))
-        if self.graft == "sgd":
-            return M
-        beta = 1.0 if self.graft == "adagrad" else self.betas[1]
-        block.lent = average(block.lent, self.shared(G**2), beta)
-        D = block.lent / bias(beta, block.t) if self.graft == "adam" else block.lent
-        return M / (D.sqrt() + self.eps)
+        r, beta1 = self.rms, self.betas[0]
+        if r == "auto":
+            M = block.M / (1 - beta1 ** (block.t + 1 if self.nesterov else block.t))
+            r = AGREED_RMS * torch.linalg.norm(M).item() / math.sqrt(block.e / (1 - beta1**block.t))
+        return U * (r * math.sqrt(U.numel()) / torch.linalg.norm(U).item())
 
     def grafted(self, Us: list[Tensor], grafts: list[Tensor]) -> list[Tensor]:
         """U ‖U_graft‖ / ‖U‖, norms over all the given blocks, Eq. (grafting)."""
@@ -487,6 +468,7 @@ class Oracle:
         """M ← β1 M + (1−β1) G, bias-corrected; `nesterov` averages G in once more (NAdam)."""
         beta1 = self.betas[0]
         block.M = beta1 * block.M + (1 - beta1) * G
+        block.e = beta1 * block.e + (1 - beta1) * (G**2).sum().item()
         if self.nesterov:
             return (beta1 * block.M + (1 - beta1) * G) / (1 - beta1 ** (block.t + 1))
         return block.M / (1 - beta1**block.t)
@@ -497,26 +479,6 @@ class Oracle:
         block.D = average(block.D, G**2, beta)
         return M / ((block.D / bias(beta, block.t)).sqrt() + self.eps)
 
-    @property
-    def scale_free(self) -> bool:
-        """Whether the length of an update does not depend on the scale of the gradients."""
-        return self.exponent == 0.5 and self.statistics == "step"
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether a fixed size makes Adam's bound hold for every entry."""
-        as_adam = self.exponent == 0.5 and self.moment == "entry" and self.statistics == "step"
-        return self.rms is not None and as_adam
-
-    def floored(self, block: Block, D: Tensor, beta: float) -> Tensor:
-        """√D; with `rms`, in a basis of its own, at least a thousandth of √(E‖G‖²/∏d)."""
-        if self.rms is None or not any(block.computed):
-            return D.sqrt()
-        counts = {b: block.age if b == 1 else 1 - b**block.age for b in (self.betas[1], beta)}
-        energy = next(L for L in block.L if L is not None).trace().item()
-        energy *= counts[beta] / counts[self.betas[1]]
-        return D.sqrt().clamp(min=1e-3 * math.sqrt(energy / D.numel()))
-
     def shared(self, X: Tensor) -> Tensor:
         """X, or in place of every entry the mean of its row (its first mode) or of the block."""
         if self.moment == "row":
@@ -525,9 +487,50 @@ class Oracle:
 
     def observe_(self, block: Block, G: Tensor) -> None:
         """L_i ← β2 L_i + (1−β2) G_(i) G_(i)ᵀ, Eq. (ema-shampoo)."""
+        if self.factors == "kl" and not block.elementwise:
+            self.observe_whitened_(block, G)
+            return
         for i, L in enumerate(block.L):
             if L is not None:
                 block.L[i] = average(L, unfold(G, i) @ unfold(G, i).T, self.betas[1])
+
+    def observe_whitened_(self, block: Block, G: Tensor) -> None:
+        """KL-Shampoo: L_i ← β2 L_i + (1−β2)/∏_{j≠i} d_j · G_(i) (⊗_{j≠i} S_j⁻¹) G_(i)ᵀ, S before
+        this step."""
+        if not G.any():
+            block.L = [None if L is None else average(L, 0.0 * L, self.betas[1]) for L in block.L]
+            return
+        inverses: list[Tensor | None] = []
+        for λ, Q in zip(self.spectra(block, block.age - 1), block.Q, strict=True):
+            if λ is None:
+                inverses.append(None)
+            elif λ.sum() > 0:
+                inverses.append(Q @ torch.diag(1 / λ) @ Q.T)
+            else:
+                inverses.append(torch.eye(len(Q), dtype=Q.dtype) / self.first(block, G))
+        for i, L in enumerate(block.L):
+            if L is not None:
+                others = [None if j == i else S for j, S in enumerate(inverses)]
+                columns = G.numel() / G.shape[i]
+                new = unfold(G, i) @ unfold(apply(others, G), i).T / columns
+                block.L[i] = average(L, new, self.betas[1])
+
+    def first(self, block: Block, G: Tensor) -> float:
+        """s: all gradients before this one were zero, so its square alone is in the average."""
+        beta2, k = self.betas[1], sum(L is not None for L in block.L)
+        energy = average(0.0, (G**2).mean(), beta2) / bias(beta2, block.age)
+        return energy.item() ** (1 / k)
+
+    def spectra(self, block: Block, t: int) -> list[Tensor | None]:
+        """The eigenvalues of every S_i; zero before any signal, None without a factor."""
+        result: list[Tensor | None] = []
+        for L, Q in zip(block.L, block.Q, strict=True):
+            if L is None:
+                result.append(None)
+                continue
+            λ = (Q.T @ L @ Q).diag().clamp(min=0.0) / bias(self.betas[1], max(t, 1))
+            result.append(λ + 0.01 * λ.mean())
+        return result
 
     def checks(self, block: Block) -> bool:
         """Whether the criterion is evaluated at this step of the block."""
@@ -540,7 +543,9 @@ class Oracle:
 
     def may_compute(self, block: Block, i: int) -> bool:
         """Whether the credit of a factor allows what is known of the cost of its next basis."""
-        if self.budget is None or block.computed[i] <= 2.5 * math.log2(1 + block.age / 2):
+        t, ν = block.age, self.novelty
+        allowance = (1 + math.log(ν * t)) / ν if ν * t >= 1 else t
+        if self.budget is None or block.computed[i] + 1 <= allowance:
             return True
         d = len(block.L[i])
         known = {"eigh": eigh_cost(d), "power": qr_cost(d), "qr": qr_cost(d), "partial": 0}
@@ -620,11 +625,8 @@ class EShampoo(Oracle):
             self.learn_(block, G)
         beta3 = beta2 if self.correction == "optimal" else beta3
         D = self.optimal(block) if self.correction == "optimal" else block.D
-        root = self.floored(block, D, beta3) / math.sqrt(bias(beta3, block.age))
+        root = D.sqrt() / math.sqrt(bias(beta3, block.age))
         U = apply(transposed(block.Q), M) / (root ** (2 * self.exponent) + self.eps)
-        if self.is_bounded:
-            c = bound(self, block.t, beta3)
-            U = U.clamp(-c, c)
         return apply(block.Q, U)
 
     def learn_(self, block: Block, G: Tensor) -> None:
@@ -669,7 +671,7 @@ class Shampoo(Oracle):
     tau: float | Callable[[int], float] = 0.0
     frequency: int | str = 100
     budget: float | None = None
-    rms: float | None = None
+    rms: float | str | None = None
     variant: str = "shampoo"
     trace_scaling: bool = False
     graft: str | None = "adam"
@@ -677,10 +679,6 @@ class Shampoo(Oracle):
     eigenvalues: str = "stale"
 
     scale_moves = False
-
-    @property
-    def scale_free(self) -> bool:
-        return super().scale_free and (self.variant == "shampoo" or self.trace_scaling)
 
     def directions(self, blocks: list[Block], Gs: list[Tensor]) -> list[Tensor]:
         for block in blocks:
@@ -742,7 +740,7 @@ class CASPR(Oracle):
     tau: float | Callable[[int], float] = 0.0
     frequency: int | str = 100
     budget: float | None = None
-    rms: float | None = None
+    rms: float | str | None = None
 
     def direction(self, block: Block, G: Tensor) -> Tensor:
         block.t += 1
@@ -774,7 +772,7 @@ class Muon(Oracle):
     momentum: float = 0.95
     ns_steps: int = 5
     nesterov: bool = True
-    rms: float | None = None
+    rms: float | str | None = None
 
     def cut(self, W: Tensor) -> list[Block]:
         large = [d for d in W.shape if d != 1]
@@ -808,7 +806,7 @@ class SOAP(Oracle):
     tau: float | Callable[[int], float] = 0.0
     frequency: int | str = 10
     budget: float | None = None
-    rms: float | None = None
+    rms: float | str | None = None
     solver: str = "power"
     max_dim: int = 10000
     oversize: str = "identity"
@@ -840,11 +838,8 @@ class SOAP(Oracle):
         block.D = average(block.D, seen, beta2)
         p = 0.5 if block.elementwise else self.exponent
         self.observe_(block, G)
-        root = self.floored(block, block.D, beta2) ** (2 * p)
+        root = block.D**p
         scaled = apply(transposed(block.Q), M) / (root + self.eps) * bias(beta2, block.t) ** p
-        if self.is_bounded and not block.elementwise:
-            c = bound(self, block.t, beta2)
-            scaled = scaled.clamp(-c, c)
         U = apply(block.Q, scaled)
         if self.checks(block):
             self.refresh_(block)
@@ -863,7 +858,8 @@ class KLShampoo(Oracle):
     tau: float | Callable[[int], float] = 0.0
     frequency: int | str = 10
     budget: float | None = None
-    rms: float | None = None
+    rms: float | str | None = None
+    factors: str = "kl"
 
     def direction(self, block: Block, G: Tensor) -> Tensor:
         block.t += 1
@@ -877,40 +873,3 @@ class KLShampoo(Oracle):
             if λ is not None:
                 root = mode_product(torch.diag(λ**self.exponent), root, i)
         return apply(block.Q, apply(transposed(block.Q), M) / (root + self.eps))
-
-    def observe_(self, block: Block, G: Tensor) -> None:
-        """L_i ← β2 L_i + (1−β2)/∏_{j≠i} d_j · G_(i) (⊗_{j≠i} S_j⁻¹) G_(i)ᵀ, S before this step."""
-        if not G.any():
-            block.L = [None if L is None else average(L, 0.0 * L, self.betas[1]) for L in block.L]
-            return
-        inverses: list[Tensor | None] = []
-        for λ, Q in zip(self.spectra(block, block.age - 1), block.Q, strict=True):
-            if λ is None:
-                inverses.append(None)
-            elif λ.sum() > 0:
-                inverses.append(Q @ torch.diag(1 / λ) @ Q.T)
-            else:
-                inverses.append(torch.eye(len(Q), dtype=Q.dtype) / self.first(block, G))
-        for i, L in enumerate(block.L):
-            if L is not None:
-                others = [None if j == i else S for j, S in enumerate(inverses)]
-                columns = G.numel() / G.shape[i]
-                new = unfold(G, i) @ unfold(apply(others, G), i).T / columns
-                block.L[i] = average(L, new, self.betas[1])
-
-    def first(self, block: Block, G: Tensor) -> float:
-        """s: all gradients before this one were zero, so its square alone is in the average."""
-        beta2, k = self.betas[1], sum(L is not None for L in block.L)
-        energy = average(0.0, (G**2).mean(), beta2) / bias(beta2, block.age)
-        return energy.item() ** (1 / k)
-
-    def spectra(self, block: Block, t: int) -> list[Tensor | None]:
-        """The eigenvalues of every S_i; zero before any signal, None without a factor."""
-        result: list[Tensor | None] = []
-        for L, Q in zip(block.L, block.Q, strict=True):
-            if L is None:
-                result.append(None)
-                continue
-            λ = (Q.T @ L @ Q).diag().clamp(min=0.0) / bias(self.betas[1], max(t, 1))
-            result.append(λ + 0.01 * λ.mean())
-        return result

@@ -19,13 +19,20 @@ from .null_space import align_null_space, isolate_
 Solver = Literal["eigh", "qr", "power", "partial"]
 
 
-def eigh_cost(d: int) -> float:
-    """Multiply-adds that take as long as `eigh` of one factor of size d.
+# How many products d³ take as long as one `eigh` on other devices than a CPU: the only published
+# timing, of cuSOLVER at d = 100. Set it to what `benchmarks/gpu.py` measures, on all ranks alike.
+EIGH_PRODUCTS = {"cuda": 170.0}
+
+
+def eigh_cost(d: int, device: str = "cpu") -> float:
+    """Multiply-adds that take as long as `eigh` of one factor of size d on a type of device.
 
     Measured on one core of a CPU in float32, in batches, on nearly diagonal factors: 48, 27, 16, 9,
     8 and 6 products d³ for d = 32, 64, …, 1024. The formula is the same on every machine, so that
     the budget is charged the same everywhere.
     """
+    if device in EIGH_PRODUCTS:
+        return EIGH_PRODUCTS[device] * d**3
     return (5.0 * d + 1300.0) * d**2
 
 
@@ -37,11 +44,11 @@ def qr_cost(d: int) -> float:
     return (3.0 * d + 600.0) * d**2
 
 
-def least_cost(solver: Solver, d: int) -> float:
+def least_cost(solver: Solver, d: int, device: str) -> float:
     """The least that a basis of size d costs; the rest is known once it has been computed."""
     if solver == "partial":
         return 0.0
-    return eigh_cost(d) if solver == "eigh" else qr_cost(d)
+    return eigh_cost(d, device) if solver == "eigh" else qr_cost(d)
 
 
 # On a CPU, matrices from this size on are worth a thread of their own.
@@ -90,7 +97,7 @@ def solve(
 
 def eigh(A: Tensor, descending: bool = False) -> Solution:
     """V = eigvec(Λ̂), by ascending eigenvalues as LAPACK returns them, or descending."""
-    cost = eigh_cost(A.shape[1])
+    cost = eigh_cost(A.shape[1], A.device.type)
     eigenvalues, V, null, nullity, failed = eigenvectors(A)
     if descending:
         eigenvalues, V, null = eigenvalues.flip(1), V.flip(2), null.flip(1)
@@ -293,7 +300,7 @@ def partial(A: Tensor, targets: Sequence[float]) -> Solution:
             # VᵀΛ̂V: the rows of S turn, a diagonal stands in S×S, and the columns mirror the rows.
             rows = put_(mode_product(rows, V, 0), torch.diag_embed(eigenvalues), S, 1)
             put_(put_(B, rows, S, 0), rows.transpose(1, 2), S, 1)
-            cost = eigh_cost(size) + 2.0 * A.shape[1] * size**2
+            cost = eigh_cost(size, A.device.type) + 2.0 * A.shape[1] * size**2
             changes.append(Change(members, V, B, [cost] * len(members), subset=S))
     return changes, failed
 

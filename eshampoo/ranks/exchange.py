@@ -217,11 +217,6 @@ class Exchange:
                 piece.addcmul_(W, share)
         foreach_add_(weights, pieces)
 
-    def discard_gradients(self) -> None:
-        """Wait for the gradients, even if this rank works on no block, and forget them."""
-        self._receive()
-        self.arrived = None
-
     @staticmethod
     def _in_stack(
         stack: Tensor, places: Sequence[tuple[int, tuple[int, ...], Box]]

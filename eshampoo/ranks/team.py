@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from ..math.solvers import EIGH_PRODUCTS
 from ..options import RULES, Options
 from ..state.dtensor import Box, held_sizes, is_sharded, local, shard_box, whole_box
 from ..torch_names import default_group, flattened, strided_shard
@@ -197,6 +198,7 @@ def facts_of(o: Options) -> Facts:
         values["lr"] = o.lr.item() if o.lr.device.type == "cpu" else "a tensor"
     if callable(o.tau):
         values["tau"] = "a schedule"  # code cannot be compared
+    values["the cost of eigh"] = EIGH_PRODUCTS
     return {name: repr(value) for name, value in values.items()}
 
 

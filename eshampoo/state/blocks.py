@@ -23,7 +23,13 @@ class Block(NamedTuple):
     total: int  # number of blocks of its parameter
     box: Box
     shape: tuple[int, ...]  # with merged dimensions
+    matrix: int = 0  # number of the matrix or piece that it is cut from, in its parameter
     check_offset: float = 0.0  # the share of the gap by which its checks come earlier
+
+    @property
+    def origin(self) -> tuple[Tensor, int]:
+        """The matrix that it is cut from."""
+        return self.parameter, self.matrix
 
     def of(self, tensor: Tensor) -> Tensor:
         """A view of this block in a tensor that is laid out like the parameter."""

@@ -44,7 +44,7 @@ def collect(buckets: Sequence[Bucket]) -> Entries:
             continue
         counted = bucket.counters.named()
         for name, stack in bucket.named().items():
-            small = stack.dim() == 1 or name in counted
+            small = stack.dim() == 1 or name in counted or name == "norm_sq"
             for p, value in bucket.route.collect(stack, small).items():
                 stored[p][bucket.named_as(name, p)] = value
     return stored
@@ -60,7 +60,7 @@ def state_dict_of(groups: Sequence[Mapping[str, Any]], stored: Entries) -> dict[
         start += len(group["params"])
         plain = {k: None if callable(v) or k in WITHOUT_CODE else v for k, v in group.items()}
         packed_groups.append({**plain, "params": [numbers[p] for p in group["params"]]})
-    state = {number: stored.get(p, {}) for p, number in numbers.items()}
+    state = {number: stored[p] for p, number in numbers.items() if p in stored}
     return {"state": state, "param_groups": packed_groups}
 
 
@@ -88,6 +88,12 @@ def _taken(old: Mapping[str, Any]) -> dict[str, Any]:
     return taken
 
 
+def with_entries(state_dict: Mapping[str, Any], params: Sequence[Tensor]) -> set[Tensor]:
+    """The parameters that have entries in a state: those that were trained."""
+    indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+    return {p for p, i in zip(params, indices, strict=True) if state_dict["state"].get(i)}
+
+
 def read_state(
     state_dict: Mapping[str, Any],
     params: Sequence[Tensor],
@@ -110,9 +116,9 @@ def read_state(
                 validate.refuse_adam(bucket.method.name)
     else:
         wanted = expected(buckets)
-        for p in params:
-            if p in saved or p.requires_grad:  # torch leaves frozen parameters out of flat states
-                check_entries(p, saved.get(p, {}), wanted.get(p, {}), names)
+        for p, entry in saved.items():
+            if entry:  # a parameter that was not trained before has none, and starts afresh
+                check_entries(p, entry, wanted.get(p, {}), names)
     held = []
     for p, entry in saved.items():
         validate.check_kinds(p, entry, names)
@@ -132,7 +138,8 @@ def check_entries(
         wanted = packed_shape(name, shapes[name]) if name in shapes else "absent"
         found = packed_shape(name, value.shape) if isinstance(value, Tensor) else "missing"
         a_number = name == "step" and isinstance(value, int | float)
-        if found != wanted and not a_number:
+        older = name.startswith("norm_sq") and value is None  # it starts with the next gradient
+        if found != wanted and not a_number and not older:
             validate.refuse_fit(p, name, found, wanted, names)
 
 
@@ -198,7 +205,7 @@ def from_adam(bucket: Bucket, p: Tensor, entry: Mapping[str, Any]) -> dict[str, 
         value = gathered(entry[name])
         stacks[name] = torch.stack([block.of(value).reshape(block.shape) for block in blocks])
     ours = {"exp_avg": stacks["exp_avg"], "step": torch.full((len(blocks),), float(entry["step"]))}
-    for name, moment in (("exp_avg_sq", s.exp_avg_sq), (s.graft_name, s.graft_moment)):
+    for name, moment in (("exp_avg_sq", s.exp_avg_sq), ("exp_avg_sq", s.graft_moment)):
         if moment is not None:
             ours[name] = means(stacks["exp_avg_sq"], moment)
     return {bucket.named_as(name, p): value for name, value in ours.items()}

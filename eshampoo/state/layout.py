@@ -13,10 +13,10 @@ from ..math.solvers import eigh_cost
 from ..methods import Method
 from ..options import Options
 from ..sides import Modes, no_side
-from ..validate import check_block
+from ..validate import check_block, check_pieces
 from .blocks import Block
 from .bucket import Bucket
-from .dtensor import Box, extent, is_sharded, local, whole_box
+from .dtensor import extent, is_sharded, local, whole_box
 from .route import Local, Route
 
 if TYPE_CHECKING:
@@ -42,11 +42,13 @@ def build(
     members: dict[Key, list[Block]] = defaultdict(list)
     without_basis = method.without_basis()
     for p in params:
-        joined, modes = method.sides(p.shape, o)
+        shape = matrix_shape(p, o)
+        joined, modes = method.sides(shape, o)
         team = teams.get(p)
         dtype = torch.promote_types(p.dtype, torch.float32)
         if joined:
-            blocks, row = cut(p, (joined, modes), o, names), method
+            check_pieces(p, p.shape[o.batch_dims :], o.pieces, names)
+            blocks, row = cut(p, shape, (joined, modes), o, names), method
         else:
             team = team if is_sharded(p) else None
             blocks, row = [uncut(p, team)], without_basis
@@ -93,19 +95,32 @@ def uncut(p: Tensor, team: "Team | None") -> Block:
     return Block(p, 0, 1, whole_box(held.shape), (padded(largest),))
 
 
-def cut(p: Tensor, sides: Modes, o: Options, names: Mapping[Tensor, str]) -> list[Block]:
-    """The blocks of a parameter with a basis."""
+def matrix_shape(p: Tensor, o: Options) -> tuple[int, ...]:
+    """The shape of each matrix in a parameter, without the dimensions that number them."""
+    shape = tuple(p.shape[o.batch_dims :])
+    return (shape[0] // o.pieces, *shape[1:]) if shape else shape
+
+
+def cut(
+    p: Tensor, shape: tuple[int, ...], sides: Modes, o: Options, names: Mapping[Tensor, str]
+) -> list[Block]:
+    """The blocks of a parameter with a basis: matrices of this shape, one by one, and cut."""
     joined, modes = sides
-    pieces = [[span] for span in whole_box(p.shape)]
+    cuts = [[span] for span in whole_box(shape)]
     for i in modes:  # sides without a basis stay whole
         first, *rest = joined[i]
-        pieces[first] = split(p.shape[first], o.max_dim // prod(p.shape[dim] for dim in rest))
-    boxes: list[Box] = list(product(*pieces))
-    shapes = [tuple(prod(extent(box)[dim] for dim in dims) for dims in joined) for box in boxes]
-    for shape in shapes:
-        check_block(p, shape, o, names, OPTIMAL_LIMIT)
-    numbered = enumerate(zip(boxes, shapes, strict=True))
-    return [Block(p, number, len(boxes), box, shape) for number, (box, shape) in numbered]
+        cuts[first] = split(shape[first], o.max_dim // prod(shape[dim] for dim in rest))
+    members = product(*(split(size, 1) for size in p.shape[: o.batch_dims]), range(o.pieces))
+    blocks: list[Block] = []
+    for matrix, (*at, piece) in enumerate(members):
+        for rows, *box in product(*cuts):
+            shift = piece * shape[0]
+            moved = slice(rows.start + shift, rows.stop + shift)
+            sizes = extent((rows, *box))
+            merged = tuple(prod(sizes[dim] for dim in dims) for dims in joined)
+            check_block(p, merged, o, names, OPTIMAL_LIMIT)
+            blocks.append(Block(p, len(blocks), 0, (*at, moved, *box), merged, matrix))
+    return [block._replace(total=len(blocks)) for block in blocks]
 
 
 def padded(numel: int) -> int:

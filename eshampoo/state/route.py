@@ -122,9 +122,6 @@ class Local:
     def apply_updates_(self, decay: float | Tensor) -> None:
         """Updates have arrived."""
 
-    def discard_gradients(self) -> None:
-        """Nothing was under way."""
-
     def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]:
         """Copies for each parameter, without the rest of the stack."""
         return {p: stack[n[0] : n[-1] + 1].clone() for p, n in by_parameter(self.blocks).items()}

@@ -72,11 +72,12 @@ class State(ABC):
     full: Tensor | None  # [N, ∏d, ∏d]: QᵀAQ, for correction="optimal"
     has_basis: Tensor  # [N]: 1 for blocks with a basis that has changed, 0 while Q = I
     observations: Tensor | None  # [N]: gradients seen in observe(), with statistics="observe"
+    norm_sq: (
+        Tensor | None
+    )  # [N, 2]: the average of ‖G‖² with β1, and the weight of what it has seen
 
     # Whether M and the factors are stored already rotated.
     rotated: ClassVar[bool]
-    # The name of the grafting method's moment in `state[p]`.
-    graft_name: ClassVar[str]
 
     @classmethod
     def zeros(
@@ -117,6 +118,7 @@ class State(ABC):
             full=like.new_zeros(count, prod(shape), prod(shape)) if full else None,
             has_basis=like.new_zeros(count),
             observations=like.new_zeros(count) if "observations" in keeps else None,
+            norm_sq=like.new_zeros(count, 2) if modes else None,
         )
 
     # ---------------------------------------------------------------- where the state lives
@@ -169,10 +171,11 @@ class State(ABC):
             for mode, A in self.factors.items()
         }
 
-    @cached_property
+    @cached_if_views
     def off_diagonals(self) -> dict[int, Tensor]:
-        """Views of the rest of Λ̂_i [N, d_i − 1, d_i], where Λ̂_i is not a triangle."""
-        return {mode: off_diagonal(A) for mode, A in self.factors.items() if A.dim() == 3}
+        """The rest of Λ̂_i [N, d_i − 1, d_i], only for reading."""
+        whole = {i: A if A.dim() == 3 else unpack(A) for i, A in self.factors.items()}
+        return {mode: off_diagonal(A) for mode, A in whole.items()}
 
     def named(self) -> dict[str, Tensor]:
         """Every stack under the name that it has in `state[p]`."""
@@ -181,13 +184,13 @@ class State(ABC):
             "skipped": self.skipped,
             "exp_avg": self.exp_avg,
             "observations": self.observations,
-            "exp_avg_sq": self.exp_avg_sq,
+            "exp_avg_sq": self.graft_moment if self.exp_avg_sq is None else self.exp_avg_sq,
             **{f"factor_{mode}": stack for mode, stack in self.factors.items()},
             **{f"basis_{mode}": stack for mode, stack in self.bases.items()},
             **{f"root_{mode}": stack for mode, stack in self.roots.items()},
             "full_matrix": self.full,
+            "norm_sq": self.norm_sq,
         }
-        stacks |= {} if self.graft_moment is None else {self.graft_name: self.graft_moment}
         return {name: stack for name, stack in stacks.items() if stack is not None}
 
     def narrow(self, start: int, stop: int) -> "State":
@@ -206,7 +209,7 @@ class State(ABC):
 class RotatedState(State):
     """M̃ and Λ̂: between two changes of basis, everything is stored already rotated."""
 
-    rotated, graft_name = True, "graft_avg_sq"
+    rotated = True
 
     def back(self) -> Frames:
         """Qᵀ leads back."""
@@ -222,7 +225,7 @@ class RotatedState(State):
 class RootedState(State):
     """M and L, not rotated, and the cached (symmetric) inverse roots of L."""
 
-    rotated, graft_name = False, "exp_avg_sq"
+    rotated = False
 
     def back(self) -> Frames:
         """An update is multiplied by the (symmetric) roots."""

@@ -4,8 +4,8 @@
     coefficients   the numbers of Algorithm 2 that depend on t
     observe_       G̃ = Q_LᵀGQ_R, and the factors see it
     direction_     momentum and scale see G̃; U, back in parameter space (Lemma 1)
-    fix_size_      U gets the size that `rms` says
-    compare_       with grafting: the norms of U and of the grafting method's update
+    set_size_      U gets the size that `rms` says
+    compare        with grafting: the norms of U and of the grafting method's update
 
 What differs between methods is a cell of their row in the table, `methods.py`; the cells are here.
 
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 # How many entries a CPU thread works on at a time in element-wise work, to stay in its cache.
 CHUNK = 1 << 16
 
-# The least √D that counts as signal: this many machine epsilons times √E‖G‖², or with `rms` this
-# share of the root mean square.
-ROUNDING, SIGNAL = 64.0, 1e-3
+# The least √D that counts as signal: this many machine epsilons times √E‖G‖².
+ROUNDING = 64.0
 
 # What KL-Shampoo adds to every eigenvalue, as a share of their mean. The first gradient in a
 # direction without signal (a rare token) is divided by this share, fills the other factor, and so
@@ -55,9 +54,8 @@ DAMPING = 0.01
 # The root mean square of AdamW's updates, to which Muon's are scaled (Liu et al., 2025).
 ADAMW_RMS = 0.2
 
-# The least ‖U‖ that `rms` scales to its full size. When gradients stop, M̃ and U fade by β1 a step;
-# scaled up, U would go on at full size until M̃ underflows. Training shows 0.003 and more.
-FADED = 1e-4
+# c, the root mean square of an update with rms="auto" if all recent gradients agree.
+AGREED_RMS = 2.0
 
 
 # -------------------------------------------------------------------- which blocks, and t
@@ -74,7 +72,6 @@ class Coefficients(NamedTuple):
     bias1: Tensor  # 1 − β1^t
     gain: Tensor  # M̃ is divided by gain · D^p + shift,
     shift: Tensor  # which is (1−β1^t) ((D/(1−β3^t))^p + ε)
-    bound: Tensor  # the most that the quotient may be, or ∞
     minus_lr: Tensor  # −α
     age: Tensor  # how many gradients the statistics have seen
 
@@ -92,8 +89,8 @@ def mask_(
     present: Tensor | None,  # [N]: which of them have a gradient; None: all
     step: Tensor,  # [N]
     o: Options,
-) -> tuple[Tensor, Tensor | None]:
-    """Zero the gradients that are not finite; which blocks are `live`, and which are skipped [N].
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Zero gradients that are not finite; which blocks are `live`, which are skipped, ‖G‖ [N].
 
     Blocks that are not live get zeros added, and only −0.0 changes no bit. A gradient whose squares
     overflow counts as not finite; one whose squares vanish becomes zero, so that it leaves no
@@ -102,18 +99,18 @@ def mask_(
     live = torch.ones_like(step)
     if present is not None:
         live = torch.where(present, live, -0.0)
-    if o.nonfinite == "propagate":  # with "raise", gradients are finite by now
-        return live, None
     flat = [G.view(len(G), -1) for G in grads]
     norms = [torch.linalg.vector_norm(G, dim=1) for G in flat]
     norm = torch.cat(norms) if len(norms) > 1 else norms[0]
+    if o.nonfinite == "propagate":  # with "raise", gradients are finite by now
+        return live, None, norm
     finite = norm < math.sqrt(torch.finfo(norm.dtype).max)  # False for NaN
     some = norm > math.sqrt(torch.finfo(norm.dtype).tiny)
     bits = BITS[norm.dtype]
     keep = (finite & some).to(bits).unsqueeze(1).split([len(G) for G in flat])
     for G, kept in zip(flat, keep, strict=True):
         G.view(bits).mul_(kept)
-    return torch.where(finite, live, -0.0), live > finite
+    return torch.where(finite, live, -0.0), live > finite, torch.where(finite & some, norm, 0.0)
 
 
 def coefficients(
@@ -122,32 +119,38 @@ def coefficients(
     o: Options,
     row: "Method",
     averaged: bool,  # D is an average with β3, and not read from the factors
-    age: Tensor,  # [N]: gradients that the statistics have seen; `step` itself if all
+    observations: Tensor | None = None,  # [N]: n, with this one; None: the statistics see steps
+    observing: bool = False,  # whether this is an observation, in which nothing moves
 ) -> Coefficients:
     """The numbers of Algorithm 2 that depend on t, from `step` and `live` [N]."""
     (beta1, beta2), beta3 = o.betas, o.beta_scale
     # SOAP's first gradient, at t = 0, only builds the basis.
     moves = (live * (step >= 1) if row.first == "observes" else live).unsqueeze(1)
-    t, live = step.clamp_min(1.0).unsqueeze(1), live.unsqueeze(1)
+    t, live, age = step.clamp_min(1.0).unsqueeze(1), live.unsqueeze(1), step.unsqueeze(1)
+    factors_see, D_sees = live, moves
+    if observations is not None:
+        n = observations.unsqueeze(1)
+        age = torch.where(n > 0, n, age)
+        if observing:
+            moves, D_sees = torch.full_like(live, -0.0), live
+        else:  # once a block is observed, its statistics ignore steps
+            factors_see = D_sees = live * (n == 0)
     beta = beta3 if averaged else beta2
-    bias1, bias3 = bias(beta1, t + 1 if o.looks_ahead else t), bias(beta, t)
-    bound = adam_bound(t, o, beta, bias1, bias3) if o.bounded else t * math.inf
-    if age is not step:
-        bias3 = bias(beta, age.clamp_min(1.0).unsqueeze(1))
+    bias1 = bias(beta1, t + 1 if o.looks_ahead else t)
+    bias3 = bias(beta, t if observations is None else age.clamp_min(1.0))
     gain = bias1 / to_power(bias3, row.exponent or o.exponent)
     return Coefficients(
         live,
         moves,
         share(beta1, moves),
-        share(beta2, live),
-        share(beta3, moves),
+        share(beta2, factors_see),
+        share(beta3, D_sees),
         bias1,
         gain,
         # ε is added to √(D/(1−β3^t)), as in Adam, or to √D (SOAP).
         (bias1 if row.epsilon == "corrected" else gain) * o.least_eps,
-        bound,
         (moves.abs() * -o.rate).to(live.dtype),
-        age.unsqueeze(1),
+        age,
     )
 
 
@@ -168,22 +171,6 @@ def to_power(X: Tensor, p: float) -> Tensor:
     return X.sqrt() if p == 0.5 else X**p
 
 
-def adam_bound(t: Tensor, o: Options, beta3: float, bias1: Tensor, bias3: Tensor) -> Tensor:
-    """c_t, the largest |m̂|/√v̂ that any gradients can reach while the basis stands still.
-
-    With the shares a_k, b_k of the two averages, |Σ a_k g_k| ≤ √(Σ a_k²/b_k) √(Σ b_k g_k²).
-    """
-    beta1 = o.betas[0]
-    if beta3 == 0:
-        return torch.full_like(t, math.inf)  # √v̂ is the last gradient alone
-    ratio = beta1**2 / beta3
-    total = t if ratio == 1 else (1 - ratio**t) / (1 - ratio)  # Σ_{k<t} a_k²/b_k · (1−β3)/(1−β1)²
-    if o.nesterov:
-        total = beta1**2 * total + 1 + 2 * beta1
-    unit = (1 - beta1) ** 2 / (1 - beta3 if beta3 < 1 else 1.0)
-    return (unit * total * bias3).sqrt() / bias1
-
-
 # -------------------------------------------------------------------- what a factor averages
 
 
@@ -197,9 +184,10 @@ def observe_(
     """G ← G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ with it (Eq. ema-shampoo-practical)."""
     if s.rotated:
         rotate_(G, *s.frames)
-    if not factors_see:
+    if not factors_see or not s.factors:
         return
-    seen = row.statistic(s, G, c, o)
+    statistic = whitened_gram if o.factors == "kl" else row.statistic
+    seen = statistic(s, G, c, o)
     for (mode, factor), (X, share2) in zip(s.factors.items(), seen, strict=True):
         average = average_gram_ if factor.dim() == 3 else average_triangle_
         average(factor, X, mode, o.betas[1], share2)
@@ -288,7 +276,7 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
         D, averaged = D.expand_as(G), False
     if least is not None and p != 0.5:
         least = least ** (2 * p)
-    return divide_by_moment_(s, D, G, c, o, p, averaged, least, o.bounded)
+    return divide_by_moment_(s, D, G, c, o, p, averaged, least)
 
 
 def divide_by_moment_(
@@ -300,7 +288,6 @@ def divide_by_moment_(
     p: float,
     averaged: bool = True,
     least: Tensor | None = None,  # [N, 1]: the least that D^p counts as
-    bounded: bool = False,  # whether the quotient is clipped at its bound
 ) -> Tensor:
     """Adam's lines, in place of G̃:
 
@@ -323,9 +310,6 @@ def divide_by_moment_(
             torch.maximum(root, least, out=root)
         torch.addcmul(c.shift, c.gain, root, out=root)
         torch.div(look_ahead(M_c, G_c, o), root, out=G_c)
-        if bounded:
-            # Like clamp, which takes three times as long with bounds that are broadcast.
-            torch.minimum(torch.maximum(G_c, -c.bound, out=G_c), c.bound, out=G_c)
     return G
 
 
@@ -401,21 +385,20 @@ def floor(s: State, c: Coefficients, o: Options, beta: float) -> Tensor | None:
 
     Rotations leave an error of about u‖G‖ in every entry. Where there was nothing else (in the null
     space of a factor), Adam would divide the error by itself and take a full-size step. Values over
-    64 u √E‖G‖² are not rounding. An update of fixed size amplifies small entries, so with `rms` the
-    least is a thousandth of the root mean square √(E‖G‖²/∏d). A lean basis leaves a larger error.
+    64 u √E‖G‖² are not rounding. A lean basis leaves a larger error.
     """
-    least = ROUNDING * torch.finfo(s.step.dtype).eps
-    if o.rms is not None:
-        least = SIGNAL / math.sqrt(math.prod(s.exp_avg.shape[1:]))
-    least = max(least, s.basis_rounding)
-    for values in s.diagonals.values():
-        # Tr L = E‖G‖². The L1 norm, because negative entries are rounding.
-        energy: Tensor = torch.linalg.vector_norm(values, 1, dim=1, keepdim=True)
-        if beta != o.betas[1]:  # D averages with another β, so E‖G‖² has another weight in it
-            t = c.age.clamp_min(1.0)
-            energy = energy * total_weight(beta, t) / total_weight(o.betas[1], t)
-        return energy.mul_(least**2).sqrt_().mul_(s.has_basis.unsqueeze(1))
-    return None
+    if s.norm_sq is None:
+        return None
+    least = max(ROUNDING * torch.finfo(s.step.dtype).eps, s.basis_rounding)
+    mean = mean_norm_sq(s) * total_weight(beta, c.age.clamp_min(1.0))
+    return mean.mul_(least**2).sqrt_().mul_(s.has_basis.unsqueeze(1))
+
+
+def mean_norm_sq(s: State) -> Tensor:
+    """ê = E‖G‖² [N, 1] over recent gradients, corrected for its bias; 0 before the first."""
+    assert s.norm_sq is not None
+    e, weight = s.norm_sq.split(1, dim=1)
+    return e / weight.clamp_min(torch.finfo(e.dtype).tiny)
 
 
 def total_weight(beta: float, t: Tensor) -> Tensor:
@@ -465,30 +448,33 @@ def inverse_root(Q: Tensor, eigenvalues: Tensor, k: int, o: Options, p: float) -
 # -------------------------------------------------------------------- the size of an update
 
 
-def fix_size_(s: State, U: Tensor, rms: float, o: Options) -> None:
-    """U ← U · rms / RMS(U) per block with a basis; a faded ‖U‖ counts as at least `FADED`."""
+def set_size_(s: State, U: Tensor, c: Coefficients, o: Options) -> None:
+    """U ← U r/RMS(U) per block with a basis, r = `rms`, or c·ρ with ρ = ‖M̂‖/√ê for "auto".
+
+    ρ is the share of recent gradients that agree: 1 if they are equal, √((1−β1)/(1+β1)) if they
+    are independent. It fades when gradients stop, and so does the update.
+    """
     U = U.view(len(U), -1)
     # ‖U‖ counts as 0 while Q = I, and U then keeps its size.
-    norms = torch.linalg.vector_norm(U, dim=1, keepdim=True).mul_(s.has_basis.unsqueeze(1))
-    least = FADED * o.scale_free
-    ratio = norms.clamp_min(least).reciprocal_().mul_(rms * math.sqrt(U.shape[1]))
-    U.mul_(torch.where(norms > 0, ratio, 1.0))
+    norm = torch.linalg.vector_norm(U, dim=1, keepdim=True).mul_(s.has_basis.unsqueeze(1))
+    if o.rms == "auto":
+        M = torch.linalg.vector_norm(s.exp_avg.flatten(1), dim=1, keepdim=True, dtype=U.dtype)
+        norm = norm * c.bias1 * mean_norm_sq(s).sqrt()
+        size = M.mul_(AGREED_RMS * math.sqrt(U.shape[1]))
+    else:
+        size = torch.full_like(norm, (o.rms or 0.0) * math.sqrt(U.shape[1]))
+    U.mul_(torch.where(norm > 0, size / norm, 1.0))
 
 
 def update_graft_moment_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
     """The second moment of the grafting method sees G, before G is rotated."""
     if s.graft_moment is not None:
-        beta = graft_beta(o)
+        beta = 1.0 if o.graft == "adagrad" else o.betas[1]
         newest = share(beta, c.moves).view(-1, *[1] * (G.dim() - 1))
         average_(s.graft_moment, means(G.square(), s.graft_moment), beta, newest)
 
 
-def graft_beta(o: Options) -> float:
-    """β of the grafting method's second moment; 1 for AdaGrad's sum."""
-    return 1.0 if o.graft == "adagrad" else o.betas[1]
-
-
-def compare_(
+def compare(
     s: State, G: Tensor, U: Tensor, c: Coefficients, o: Options, checked: Sequence[bool]
 ) -> tuple[Tensor, Tensor]:
     """The update, and the squared norms [2, N] of the grafting method's update and of this one.
@@ -498,28 +484,19 @@ def compare_(
     """
     graft = graft_direction(s, G, c, o).flatten(1)
     U = U.flatten(1)
-    if s.roots and not any(checked):
+    if not any(checked):
         U = graft
-    elif s.roots and not all(checked):
+    elif not all(checked):
         U = torch.where(torch.tensor(checked, device=U.device).unsqueeze(1), U, graft)
     return U.view_as(G), torch.stack([graft.square().sum(1), U.square().sum(1)])
 
 
 def graft_direction(s: State, G: Tensor, c: Coefficients, o: Options) -> Tensor:
-    """The update of the grafting method, from the same momentum as the method's own.
-
-    M that was rotated back has an error of about u‖M‖ in every entry, so its √D has a floor too.
-    """
-    if s.rotated:
-        M = rotate_(s.exp_avg.to(G.dtype, copy=True), *s.to_parameters).flatten(1)
-    else:
-        M = look_ahead(s.exp_avg, G, o).flatten(1)
+    """The update of the grafting method, from the same momentum as the method's own."""
+    M = look_ahead(s.exp_avg, G, o).flatten(1)
     if s.graft_moment is None:
         return M / c.bias1
     root = s.graft_moment.sqrt().expand_as(G).flatten(1)
-    least = floor(s, c, o, graft_beta(o)) if s.rotated else None
-    if least is not None:
-        root = torch.maximum(root, least)
     if o.graft == "adam":
         root = root / bias(o.betas[1], s.step.clamp_min(1.0)).sqrt().unsqueeze(1)
     return M / (c.bias1 * (root + o.least_eps))

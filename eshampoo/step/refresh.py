@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from math import log2, prod
+from math import log, prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from ..math.lean import off_norm_of, pack, unpack
+from ..math.lean import pack, unpack
 from ..math.linalg import off_norm, off_share, orthonormalize, rotate_mode, take
 from ..math.solvers import Change, eigh, least_cost, solve
 from ..options import Options
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 # Where Q is kept in fewer bits, one change adds as much as is tolerable, so Q is made orthonormal
 # at every change, before it is rounded.
 REORTHONORMALIZE = 50
-
-# How many bases of a factor are free of charge each time that the length of the run doubles. A
-# young average changes by the same share in every doubling, and early bases matter most.
-FREE = 2.5
 
 # An error is raised after this many failed decompositions of a factor in a row.
 MAX_FAILURES = 3
@@ -108,7 +104,6 @@ def _read(
         memory = state.step.device, state.step.dtype
         inside[memory] += [vector_norm(view, dim=1) for view in state.diagonals.values()]
         off[memory] += [off_norm(view) for view in state.off_diagonals.values()]
-        off[memory] += [off_norm_of(A) for A in state.factors.values() if A.dim() == 2]
         counts[memory].append(state.step if state.observations is None else state.observations)
     counted = [b for b in every if (b.state.step.device, b.state.step.dtype) in counts]
     for bucket in counted:
@@ -169,16 +164,20 @@ def _plan_(
 def _has_credit(check: Check, entry: int, budget: float, t: int) -> bool:
     """Whether a factor may have another basis at step t.
 
-        computations ≤ 2.5 log₂(1 + t/2)   or   spent + cost ≤ budget · t · 3 d ∏d_i
+        computations ≤ A(t) = (1 + ln νt)/ν   or   spent + cost ≤ budget · t · 3 d ∏d_i
 
+    An average with infinite memory (β2 = 1) would be checked A(t) times by step t, and at every
+    step while νt < 1. So many bases a factor may always have.
     A plain step rotates G, averages the factor, and rotates U back: 3 d ∏d_i multiply-adds on the
     side of size d. Work is counted per factor and not in seconds, so all ranks decide the same.
     """
     bucket, counters = check.task.bucket, check.task.bucket.counters
-    if counters.computations[entry] <= FREE * log2(1 + t / 2):
+    novelty = check.task.options.novelty
+    allowance = (1 + log(max(1.0, novelty * t))) / novelty
+    if counters.computations[entry] + 1 <= allowance:
         return True
     d = bucket.shape[check.mode]
-    cost = least_cost(check.task.options.solver, d)
+    cost = least_cost(check.task.options.solver, d, bucket.memory[0].type)
     return counters.spent[entry] + cost <= budget * t * (3 * d * prod(bucket.shape))
 
 

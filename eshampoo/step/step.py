@@ -1,11 +1,10 @@
 """One step of any method, for all parameters at once.
 
-`take_step` is the whole step, and `take_observation` is what remains of it if gradients are only
-observed. One process and many ranks go through the same lines: the route of a bucket is local, or
-an exchange with other ranks.
+`take_step` is the whole step; an observation is a step in which nothing moves. One process and many
+ranks go through the same lines: the route of a bucket is local, or an exchange with other ranks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +93,7 @@ def take_step(tasks: Sequence[Task]) -> tuple[list[Failure], list[Tensor]]:
     that hold the parameters, in the order of the tasks, and arrive there.
     """
     for task in tasks:
-        task.bucket.clocks["step"] = task.clock
+        task.bucket.clocks[task.call] = task.clock
         task.bucket.route.send_gradients(vote=task.options.nonfinite == "skip")
     grafted = [task for task in tasks if task.graft == "parameter"]
     compared: list[tuple[Task, Part]] = []  # parts that wait for the norms of their parameters
@@ -126,33 +125,6 @@ def take_step(tasks: Sequence[Task]) -> tuple[list[Failure], list[Tensor]]:
     return outcome
 
 
-def take_observation(tasks: Sequence[Task]) -> tuple[list[Failure], list[Tensor]]:
-    """Let the statistics see gradients, and move nothing; returns what `take_step` returns."""
-    for task in tasks:
-        task.bucket.clocks["observe"] = task.clock
-        task.bucket.route.send_gradients(vote=False)
-    for batch in batches(tasks):
-        admit_(batch)
-        for task, part in batch:
-            phases.restart_statistics_(part.state, part.c.live)
-            phases.observe_(part.state, part.G, part.c, task.options, task.row)
-            task.waiting.append(part)
-    outcome = refresh_(tasks) if any(task.due for task in tasks) else ([], [])
-    for task in tasks:
-        for part in task.waiting:
-            phases.observe_moment_(part.state, part.G, part.c, task.options)
-            part.forget_()
-        task.bucket.route.discard_gradients()
-    return outcome
-
-
-# What each call of an optimizer does with the current gradients.
-TAKE: Mapping[Statistics, Callable[[Sequence[Task]], tuple[list[Failure], list[Tensor]]]] = {
-    "step": take_step,
-    "observe": take_observation,
-}
-
-
 def batches(tasks: Sequence[Task]) -> list[list[tuple[Task, Part]]]:
     """Parts with gradients, some at a time: what is known per block is computed once for them.
 
@@ -178,27 +150,22 @@ def admit_(batch: Sequence[tuple[Task, Part]]) -> None:
     states, sizes = [part.state for _, part in batch], [part.stop - part.start for _, part in batch]
     present = gather_(batch)
     step = join([s.step for s in states])
-    live, skipped = phases.mask_([part.G for _, part in batch], present, step, o)
+    live, skipped, norm = phases.mask_([part.G for _, part in batch], present, step, o)
     t = step if observing else step + live
-    n = states[0].observations  # such a bucket is in a batch by itself
-    if n is None:
-        c = phases.coefficients(t, live, o, task.row, states[0].exp_avg_sq is not None, t)
-    else:
-        n = join([s.observations for s in states if s.observations is not None])
-        n = n + live if observing else n
-        age = torch.where(n > 0, n, t)
-        c = phases.coefficients(t, live, o, task.row, states[0].exp_avg_sq is not None, age)
-        if not observing:  # once a block is observed, its statistics ignore steps
-            unseen = (n == 0).unsqueeze(1)
-            c = c._replace(share2=c.share2 * unseen, share3=c.share3 * unseen)
-    for (task, part), its_c in zip(batch, c.split(sizes), strict=True):
-        part.c = its_c
+    averaged = states[0].exp_avg_sq is not None
+    counted = [s.observations for s in states if s.observations is not None]
+    foreach_add_(counted if observing else [s.step for s in states], torch.split(live, sizes))
+    n = join(counted) if counted else None  # such a bucket is in a batch by itself
+    c = phases.coefficients(t, live, o, task.row, averaged, n, observing)
+    # ‖G‖², and 1 for the weight of what its average has seen.
+    squares = torch.stack([norm.square(), torch.ones_like(norm)], 1).split(sizes)
+    for (task, part), part.c, square in zip(batch, c.split(sizes), squares, strict=True):
+        if part.state.norm_sq is not None:
+            part.state.norm_sq.lerp_(square, part.c.share1)
+        if observing:
+            phases.restart_statistics_(part.state, part.c.live)
         if task.graft is not None:
             phases.update_graft_moment_(part.state, part.G, part.c, o)
-    counts = [
-        s.observations if observing and s.observations is not None else s.step for s in states
-    ]
-    foreach_add_(counts, torch.split(live, sizes))
     if skipped is not None:
         foreach_add_([s.skipped for s in states], torch.split(skipped, sizes))
 
@@ -229,13 +196,13 @@ def update_(task: Task, part: Part, compared: list[tuple[Task, Part]]) -> None:
     if task.graft is not None:
         checks, modes = task.bucket.counters.checks, len(task.bucket.modes)
         checked = [checks[position * modes] > 0 for position in range(part.start, part.stop)]
-        part.G, part.norms = phases.compare_(s, G, part.G, part.c, o, checked)
+        part.G, part.norms = phases.compare(s, G, part.G, part.c, o, checked)
         if task.graft == "parameter":
             compared.append((task, part))
             return
         phases.rescale_(part.G, part.norms)
     elif o.rms is not None and task.bucket.modes:
-        phases.fix_size_(s, part.G, o.rms, o)
+        phases.set_size_(s, part.G, part.c, o)
     deliver_(task, part)
 
 
@@ -253,7 +220,7 @@ def deliver_(task: Task, part: Part) -> None:
 
 
 def sum_over_parameters_(tasks: "Sequence[Task]", compared: "Sequence[tuple[Task, Part]]") -> None:
-    """Replace the norms [2, N] of blocks by the norms of their whole parameters.
+    """Replace the norms [2, N] of blocks by the norms of the matrices that they are cut from.
 
     `tasks` are all tasks with grafting, the same on every rank, also on ranks with no norm to add.
     """
@@ -262,12 +229,12 @@ def sum_over_parameters_(tasks: "Sequence[Task]", compared: "Sequence[tuple[Task
         bucket = task.bucket
         places.setdefault((bucket.route.team, *bucket.memory), []).append(bucket)
     for here in places.values():
-        params = dict.fromkeys(p for bucket in here for p in bucket.parameters)
-        numbers = {p: number for number, p in enumerate(params)}
+        matrices = dict.fromkeys(block.origin for bucket in here for block in bucket.route.blocks)
+        numbers = {matrix: number for number, matrix in enumerate(matrices)}
         totals = here[0].state.step.new_zeros(2, len(numbers))
         parts = [part for task, part in compared if task.bucket in here]
         columns = [
-            torch.tensor([numbers[p] for p in part.parameters], device=totals.device)
+            torch.tensor([numbers[block.origin] for block in part.blocks], device=totals.device)
             for part in parts
         ]
         for part, its_columns in zip(parts, columns, strict=True):
