@@ -76,7 +76,9 @@ def described(keywords: type[Keywords]) -> str:
 
 @dataclass(frozen=True)
 class EShampooKeywords(Moments, SecondMoment, Observed, Averaged, Blocks, Bases, Keywords):
-    """The defaults of the groups of keywords are EShampoo's."""
+    """The defaults of the groups of keywords are EShampoo's, but for a shorter memory."""
+
+    betas: tuple[float, float] = field(default=(0.9, 0.95), kw_only=False)
 
 
 @dataclass(frozen=True, kw_only=True)

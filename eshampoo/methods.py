@@ -35,19 +35,14 @@ class Method:
     exponent: float | None = None
     # Whether momentum and factors are stored already rotated, or as they are, with cached roots.
     rotated: bool = True
-    # Whether the first gradient moves its block, or only builds the basis and does not count.
-    first: Literal["moves", "observes"] = "moves"
+    # t before the first gradient; with −1, that gradient only builds the basis.
+    start: int = 0
     # Whether a basis changes before or after the update of the same step.
     refreshes: Literal["before", "after"] = "before"
     # Whether ε is added to √(D/(1−β3^t)) or to √D.
     epsilon: Literal["corrected", "uncorrected"] = "corrected"
     # Whether the weights decay with the update, W − α(U + λW), or after it, (1 − αλ)(W − αU).
     decay: Literal["with", "after"] = "with"
-
-    @property
-    def start(self) -> int:
-        """t before the first gradient."""
-        return -1 if self.first == "observes" else 0
 
     def without_basis(self) -> "Method":
         """The row for parameters without a basis: Adam."""
@@ -70,4 +65,4 @@ KL_SHAMPOO = Method(
     "KLShampoo", statistic=phases.whitened_gram, averages=False, divide_=phases.by_eigenvalues_
 )
 MUON = Method("Muon", sides=one_matrix, averages=False, divide_=phases.polar_)
-SOAP = Method("SOAP", first="observes", refreshes="after", epsilon="uncorrected", decay="after")
+SOAP = Method("SOAP", start=-1, refreshes="after", epsilon="uncorrected", decay="after")

@@ -18,7 +18,7 @@ from .options import Keywords, Options, Statistics, offered
 from .report import BasisReport, reports
 from .state import checkpoint
 from .state.bucket import Bucket, entries
-from .state.dtensor import held_sizes, is_sharded, local
+from .state.dtensor import held_sizes, is_sharded
 from .state.layout import build
 from .step.precision import guarded
 from .step.step import plan, take_step
@@ -95,7 +95,7 @@ class EigenbasisOptimizer(Optimizer):
             from .ranks.team import teams_of  # slow to import, so only where needed
 
             groups = max(self._expected_groups, index + 1)
-            about = {"the method": self.method.name, "the number of param groups": str(groups)}
+            about = [self.method.name, f"{groups} param groups"]
             teams = teams_of(params, o, index, about, names, self._teams)
         buckets = build(index, params, self.method, o, teams, names)
         self._buckets += buckets
@@ -142,54 +142,38 @@ class EigenbasisOptimizer(Optimizer):
         Frameworks replace tensors, move them and materialise them, and users unfreeze parameters.
         Every step calls this, so loops over parameters are left to functions written in C.
         """
-        values = chain.from_iterable(map(dict.values, self._shown.values()))
-        if (
-            any(map(is_not, map(self.state.get, self._shown), self._shown.values()))
-            or sum(map(len, self._shown.values())) != len(self._views)
-            or any(map(is_not, values, self._views))
-        ):
-            self._take_over_entries()
         groups = [group["params"] for group in self.param_groups]
-        params = list(chain(*groups))
+        params, entries = list(chain(*groups)), list(map(self.state.get, self._shown))
+        values = list(chain.from_iterable(entry.values() for entry in entries if entry))
+        written = len(values) != len(self._views) or any(map(is_not, values, self._views))
         if (
-            [len(group) for group in groups] != [len(group) for group in self._params]
+            written
+            or any(map(is_not, entries, self._shown.values()))
+            or list(map(len, groups)) != list(map(len, self._params))
             or any(map(is_not, params, chain(*self._params)))
             or list(map(LOOK, params)) != self._looks
             or any(map(self._trains, self._frozen))
         ):
-            self._move_state()
-
-    def _take_over_entries(self) -> None:
-        """Load entries that were written into `state`; a parameter without any starts afresh."""
-        theirs = {p: self.state.get(p) or {} for p in self._shown}
-        values = list(chain.from_iterable(map(dict.values, theirs.values())))
-        if len(values) != len(self._views) or any(map(is_not, values, self._views)):
-            names, wanted = self._names(), checkpoint.expected(self._buckets)
-            for p, entry in theirs.items():
-                if entry:
-                    checkpoint.check_entries(p, entry, wanted.get(p, {}), names)
-            copies = {
-                p: {n: local(v).clone() if isinstance(v, Tensor) else v for n, v in e.items()}
-                for p, e in theirs.items()
-            }
-            checkpoint.fill_(self._buckets, copies, adam=False)
-        self._show(self._buckets)
-        self._remember()
+            self._move_state(written)
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _move_state(self) -> None:
-        """Move the state, by place, to the tensors that the groups hold now."""
+    def _move_state(self, written: bool) -> None:
+        """Move the state, or what was written over it, by place to the tensors in the groups."""
         for group in self.param_groups:
             group["params"] = list(group["params"])
-        now, looks = [group["params"] for group in self.param_groups], iter(self._looks)
+        now, looks, names = self._parameters(), iter(self._looks), self._names()
         shapes = [[next(looks)[0] for _ in group] for group in self._params]
-        validate.check_params(self._parameters(), self._names())
-        validate.check_successors(shapes, now, self._names())
-        stored = checkpoint.collect([b for b in self._buckets if not b.state.step.is_meta])
-        pairs = zip(chain(*self._params), chain(*now), strict=True)
+        validate.check_params(now, names)
+        validate.check_successors(shapes, [group["params"] for group in self.param_groups], names)
+        if written:
+            stored = {p: self.state.get(p) or {} for p in self._shown}
+            stored = checkpoint.copies_of(stored, checkpoint.expected(self._buckets), names)
+        else:
+            stored = checkpoint.collect([b for b in self._buckets if not b.state.step.is_meta])
+        pairs = zip(chain(*self._params), now, strict=True)
         moved = {q: stored[p] for p, q in pairs if p in stored}
-        self._trained |= moved.keys()
+        self._trained = self._trained | moved.keys()
         before = dict(vars(self))
         try:
             self._build_all()
@@ -348,17 +332,16 @@ class EigenbasisOptimizer(Optimizer):
         """
         self._follow()
         self._agree("load_state_dict()")
-        loaded, error = None, None
+        loaded, error, before = None, None, dict(vars(self))
         try:
             loaded = self._read(state_dict)
         except Exception as refusal:
             error = refusal
-            if not self._teams:
-                raise
         words = "" if error is None else str(error) or type(error).__name__
         words = self._any_words(words)  # what one rank refuses, all ranks refuse
         if loaded is None or words:
-            raise ValueError(words) from error
+            vars(self).update(before)
+            raise error or ValueError(words)
         self.param_groups, saved, adam = loaded
         self._started = True
         checkpoint.fill_(self._buckets, saved, adam)
@@ -378,7 +361,7 @@ class EigenbasisOptimizer(Optimizer):
             validate.check_shaping(o.shaping, shaping)
             lenient |= set(group["params"] if o.nonfinite == "propagate" else ())
         params, names = self._parameters(), self._names()
-        self._trained |= checkpoint.with_entries(state_dict, params)
+        self._trained = self._trained | checkpoint.with_entries(state_dict, params)
         self._follow()  # frozen parameters that were trained before get room for their state
         saved, adam = checkpoint.read_state(state_dict, params, self._buckets, lenient, names)
         if adam:

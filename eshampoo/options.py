@@ -42,8 +42,8 @@ Size = float | Literal["auto"] | None
 Tau = float | Callable[[int], float]
 T = TypeVar("T")
 
-# The keys that a group of `torch.optim.AdamW` shares with one of ours.
-ADAM_KEYS = ("lr", "betas", "eps", "weight_decay", "maximize")
+# The keys that a group of `torch.optim.AdamW` shares with one of ours, and its schedulers' own.
+ADAM_KEYS = ("lr", "betas", "eps", "weight_decay", "maximize", "initial_lr")
 
 # Group keys that torch, its schedulers and known frameworks write. No step reads them.
 FOREIGN_KEYS = {

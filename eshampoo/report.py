@@ -136,8 +136,9 @@ def reports(
             if k == 0 and skipped > 0:
                 rows[p].append(FactorReport(*about, -1, 0, 0, 0, 0, 0.0, 0.0, 0, skipped, ()))
             for entry, mode in enumerate(bucket.modes, position * k):
-                found = (mode, bucket.shape[mode], *c.numbers(entry), skipped)
-                history = tuple(c.history.get(entry, ()))
-                rows[p].append(FactorReport._make((*about, *found, history)))
+                counts = c.checks[entry], c.computations[entry], c.waited[entry]
+                found = c.criterion[entry], c.work[entry], c.failures[entry], skipped
+                factor, history = (mode, bucket.shape[mode]), tuple(c.history.get(entry, ()))
+                rows[p].append(FactorReport._make((*about, *factor, *counts, *found, history)))
     in_order = [sorted(own, key=lambda row: (row.block, row.mode)) for own in rows.values()]
     return BasisReport(row for own in in_order for row in own)

@@ -5,7 +5,6 @@ An error states the value, the rule and the fix, and is raised before anything h
 
 import difflib
 import math
-import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
@@ -19,6 +18,8 @@ from torch.nn import Parameter
 if TYPE_CHECKING:
     from .options import Options
     from .state.bucket import Bucket
+
+Shape = tuple[int, ...]
 
 # Parameter, mode, and how often in a row no basis could be computed for this factor.
 Failure = tuple[Tensor, int, int]
@@ -66,16 +67,9 @@ class Rule(NamedTuple):
         """Refuse a value with the usual error."""
         if not self.holds(value):
             raise ValueError(
-                f"{name}={value!r} is not valid: {self.words}{_if_quoted(value)}. Pass such a "
-                f"value to the constructor or write it into the param group"
+                f"{name}={value!r} is not valid: {self.words}. Pass such a value to the "
+                "constructor or write it into the param group"
             )
-
-
-def _if_quoted(value: object) -> str:
-    """What to say about a number in quotes."""
-    if not isinstance(value, str) or not re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value, re.I):
-        return ""
-    return f", and this is a string, not a number (as YAML reads 1e-3): write float({value!r})"
 
 
 def number(value: object) -> float:
@@ -224,18 +218,19 @@ def check_successors(
 ) -> None:
     """Refuse tensors in the param groups that cannot take over the state of those before them."""
     sizes, known = [len(group) for group in now], [len(group) for group in before]
-    fix = "put back the old tensors, use add_param_group(), or build a new optimizer"
-    if sizes != known:
+    faults = [f"the param groups have {sizes} parameters now and had {known}"]
+    if sizes == known:
+        pairs = zip(chain(*before), chain(*now), strict=True)
+        faults = [
+            f"{called(q, names)} has taken the place of a tensor of shape {tuple(shape)}"
+            for shape, q in pairs
+            if q.shape != shape
+        ]
+    for fault in faults:
         raise ValueError(
-            f"the param groups have {sizes} parameters now and had {known} when the state was laid "
-            f"out; tensors are followed by their place, one for one: {fix}"
+            f"{fault}; state follows tensors of the same shapes by their place: put back the old "
+            "tensors, use add_param_group(), or build a new optimizer"
         )
-    for shape, q in zip(chain(*before), chain(*now), strict=True):
-        if q.shape != shape:
-            raise ValueError(
-                f"{called(q, names)} has taken the place of a tensor of shape {tuple(shape)}; only "
-                f"a tensor of the same shape can take over its state: {fix}"
-            )
 
 
 def check_materialised(params: Iterable[Tensor], names: Mapping[Tensor, str]) -> None:
@@ -243,9 +238,8 @@ def check_materialised(params: Iterable[Tensor], names: Mapping[Tensor, str]) ->
     for p in params:
         if p.is_meta and p.grad is None and p.requires_grad:
             raise RuntimeError(
-                f"{called(p, names)} of the optimizer is on the meta device and has no gradient, "
-                "so the model has been given another tensor: write the model's tensors into "
-                "param_groups[i]['params'], or build the optimizer after materialising the model"
+                f"{called(p, names)} is on the meta device and has no gradient: write the model's "
+                "tensors into param_groups[i]['params'], or build the optimizer after them"
             )
 
 
@@ -264,15 +258,13 @@ def check_block(
     """Refuse a block that an option has no meaning, or no memory, for."""
     if o.moment == "row" and len(shape) == 1:
         raise ValueError(
-            f"moment='row' keeps one number per row, and {called(p, names)} has a block of one "
-            f"mode, {shape}, without rows. Set merge_dims=False and vectors='adam', or "
-            "moment='block'"
+            f"moment='row' needs rows, and {called(p, names)} has a block of one mode, {shape}. "
+            "Set merge_dims=False and vectors='adam', or moment='block'"
         )
     if o.correction == "optimal" and len(shape) > 1 and math.prod(shape) > limit:
         raise ValueError(
-            f"correction='optimal' keeps a full matrix per block and takes blocks of at "
-            f"most {limit} elements; {called(p, names)} has one of shape "
-            f"{shape}. Lower max_dim, or use 'basis_aware'"
+            f"correction='optimal' takes blocks of at most {limit} elements, and {called(p, names)}"
+            f" has one of shape {shape}. Lower max_dim, or use 'basis_aware'"
         )
 
 
@@ -280,9 +272,8 @@ def check_pieces(p: Tensor, shape: Sequence[int], pieces: int, names: Mapping[Te
     """Refuse a matrix that cannot be cut into equal pieces."""
     if shape[0] % pieces != 0:
         raise ValueError(
-            f"pieces={pieces} cuts dimension 0 of a matrix into equal pieces, and that of "
-            f"{called(p, names)} has the size {shape[0]}: give the parameter a group of its own, "
-            "with a number of pieces that divides it"
+            f"pieces={pieces} does not divide dimension 0 of the matrices of {called(p, names)}, "
+            f"{shape[0]}: give the parameter a group of its own"
         )
 
 
@@ -291,9 +282,8 @@ def check_one_mode(shape: Sequence[int], max_dim: int) -> None:
     numel = math.prod(shape)
     if numel > max_dim:
         raise ValueError(
-            f"a parameter of shape {tuple(shape)} has {numel} elements; FullMatrixAdam keeps a "
-            f"matrix of that size squared and takes at most max_dim={max_dim}. Raise max_dim, "
-            f"give the parameter matrices='adam', or use EShampoo"
+            f"a parameter of shape {tuple(shape)} has {numel} elements, and FullMatrixAdam takes "
+            f"at most max_dim={max_dim}. Raise max_dim, set matrices='adam', or use EShampoo"
         )
 
 
@@ -304,8 +294,7 @@ def warn_if_without_basis(buckets: "Sequence[Bucket]", names: Mapping[Tensor, st
         return
     warnings.warn(
         f"nothing here has a basis, so this is AdamW: the largest of {len(params)} parameters is "
-        f"{called(max(params, key=Tensor.numel), names)}. Vectors have none, nor do groups with "
-        "matrices='adam' and sides that are too long. If a framework has flattened the model "
+        f"{called(max(params, key=Tensor.numel), names)}. If a framework has flattened the model "
         "(DeepSpeed ZeRO, FSDP1), shard with FSDP2, or use DDP with process_group=",
         stacklevel=2,
     )
@@ -326,9 +315,8 @@ def check_observable(options: Sequence["Options"]) -> None:
 def refuse_gradient(p: Tensor, grad: Tensor, names: Mapping[Tensor, str]) -> NoReturn:
     """Refuse a gradient of a kind that cannot be used."""
     raise RuntimeError(
-        f"the gradient of {called(p, names)} is {'sparse' if grad.is_sparse else 'complex'}; "
-        "gradients must be dense and real: use sparse=False in the embedding, or another optimizer "
-        "for this parameter"
+        f"the gradient of {called(p, names)} is {'sparse' if grad.is_sparse else 'complex'}, not "
+        "dense and real: use sparse=False in the embedding, or another optimizer for it"
     )
 
 
@@ -338,8 +326,7 @@ def not_finite(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> str:
         return ""
     return (
         f"the gradient of {', '.join(called(p, names) for p in params)} has NaN or Inf, or its "
-        "squares overflow; nothing was changed. Find the cause, or set nonfinite='skip' to leave "
-        "such blocks out of the step"
+        "squares overflow; nothing was changed. Find the cause, or set nonfinite='skip'"
     )
 
 
@@ -369,13 +356,8 @@ def failed_bases(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> st
 
 # -------------------------------------------------------------------- states
 
-# Entries that are whole numbers.
-COUNTERS = ("basis_checks", "basis_computations", "basis_failures", "basis_waited")
 # Entries that cannot be negative. Before its first gradient, SOAP is at step −1.
-NOT_NEGATIVE = (
-    *COUNTERS, "basis_work", "basis_spent", "criterion", "exp_avg_sq", "skipped",
-    "observations",
-)  # fmt: skip
+NOT_NEGATIVE = ("basis_", "criterion", "exp_avg_sq", "skipped", "observations", "norm_sq")
 
 
 def check_state_dict(state_dict: object) -> None:
@@ -401,19 +383,15 @@ def check_groups(
             f"the state has param groups of {sizes} parameters, this optimizer of {ours}; they "
             "must agree: build the optimizer as it was when the state was saved"
         )
-    methods = {str(group["method"]) for group in saved if "method" in group}
-    if methods - {method}:
-        raise ValueError(
-            f"the state was saved by {', '.join(sorted(methods))} and cannot continue in "
-            f"{method}, which gives its entries another meaning; load it with its own class, "
-            "or start without it"
-        )
     for group in saved:
-        if not methods and not {"betas", "eps"} <= group.keys():
-            raise ValueError(
-                f"the param groups of the state have {sorted(group)}, without betas and eps: it is "
-                "not a state of AdamW. Load a state of AdamW or of this library, or start without"
-            )
+        if "method" not in group and not {"betas", "eps"} <= group.keys():
+            found = f"a group with {sorted(group)}, without betas and eps"
+        elif (found := str(group.get("method", method))) == method:
+            continue
+        raise ValueError(
+            f"the state is of {found}, and {method} gives its entries another meaning; load a "
+            "state of this class or of AdamW, or start without"
+        )
 
 
 def refuse_adam(method: str) -> NoReturn:
@@ -424,77 +402,62 @@ def refuse_adam(method: str) -> NoReturn:
     )
 
 
-def check_kinds(p: Tensor, entry: Mapping[str, object], names: Mapping[Tensor, str]) -> None:
-    """Refuse what is not a tensor of the right kind of number; a step may be a number."""
-    for name, value in entry.items():
-        if not isinstance(value, Tensor):
-            if name != "step" or not 0 <= number(value) < math.inf:
-                refuse_entry(p, name, f"is a {type(value).__name__}, not a tensor", names)
-        elif value.layout != torch.strided:
-            refuse_entry(p, name, f"has the layout {value.layout}", names)
-        elif value.is_meta and not p.is_meta:
-            refuse_entry(p, name, "is on the meta device, without values", names)
-        elif name.startswith(COUNTERS) and value.is_floating_point():
-            refuse_entry(p, name, f"has the dtype {value.dtype}", names)
+def check_entries(
+    p: Tensor,
+    rows: Sequence[tuple[str, object, Shape | None, Shape | None]],
+    propagates: bool,  # whether NaN and Inf may come in with the gradients
+    names: Mapping[Tensor, str],
+) -> None:
+    """Refuse entries of a state: name, what this rank holds, expected shape, shape found."""
+    for name, value, shape, found in rows:
+        if fault := fault_of(p, name, value, shape, found, propagates):
+            raise ValueError(
+                f"{name!r} in the state of {called(p, names)} {fault}; nothing was changed. Load "
+                "an undamaged file, of the same parameters with the same max_dim, merge_dims, "
+                "oversize, vectors, matrices, sides, moment, statistics, factors, batch_dims, "
+                "pieces, graft and correction"
+            )
 
 
-def check_values(held: Sequence[tuple[Tensor, str, Tensor]], names: Mapping[Tensor, str]) -> None:
-    """Refuse NaN and Inf, and negative numbers where there cannot be any: (parameter, name, value).
-
-    The host reads once. Each rank looks at what it holds of a DTensor.
-    """
-    entries = [entry for entry in held if entry[2].numel() > 0 and not entry[2].is_meta]
-    if not entries:
-        return
-    ends = [torch.stack(torch.aminmax(value)).to("cpu", torch.float64) for _, _, value in entries]
-    for (p, name, _), (least, most) in zip(entries, torch.stack(ends).tolist(), strict=True):
-        if not (math.isfinite(least) and math.isfinite(most)):
-            refuse_entry(p, name, "has NaN or Inf", names)
-        limit = -1.0 if name.startswith("step") else 0.0
-        if least < limit and name.startswith(("step", *NOT_NEGATIVE)):
-            refuse_entry(p, name, "has negative numbers", names)
-
-
-def refuse_entry(p: Tensor, name: str, fault: str, names: Mapping[Tensor, str]) -> NoReturn:
-    """Refuse an entry of a state."""
-    raise ValueError(
-        f"{name!r} in the state of {called(p, names)} {fault}; nothing was changed. "
-        "The file is damaged or not from this library: load an older one"
-    )
-
-
-def refuse_fit(
-    p: Tensor, name: str, found: object, wanted: object, names: Mapping[Tensor, str]
-) -> NoReturn:
-    """Refuse an entry of another name or shape than expected."""
-    raise ValueError(
-        f"the state of {called(p, names)} does not fit: {name!r} is {found} in the state and "
-        f"{wanted} here. Load it into an optimizer with the same parameters and the same max_dim, "
-        "merge_dims, oversize, vectors, matrices, sides, moment, statistics, graft and correction"
-    )
+def fault_of(
+    p: Tensor, name: str, value: object, shape: Shape | None, found: Shape | None, propagates: bool
+) -> str:
+    """What is wrong with an entry of a state; "" if nothing is."""
+    if shape is None:
+        return "is not in the state of this optimizer"
+    if name == "step" and 0 <= number(value) < math.inf:
+        return ""
+    if not isinstance(value, Tensor):
+        return "is missing" if value is None else f"is a {type(value).__name__}, not a tensor"
+    if found != shape:
+        return f"has the shape {tuple(value.shape)}, which does not fit"
+    if value.numel() == 0 or value.is_meta:
+        return "is on the meta device, without values" if value.is_meta and not p.is_meta else ""
+    least, most = torch.stack(torch.aminmax(value)).tolist()
+    if not (propagates or (math.isfinite(least) and math.isfinite(most))):
+        return "has NaN or Inf"
+    limit = -1.0 if name.startswith("step") else 0.0
+    basis = name.startswith("basis_") and value.dim() == 3  # and not a counter
+    negative = least < limit and name.startswith(("step", *NOT_NEGATIVE)) and not basis
+    return "has negative numbers" if negative else ""
 
 
 # -------------------------------------------------------------------- ranks
 
 
-def refuse_difference(fact: str, rank: int, there: str, here: str) -> NoReturn:
+def refuse_difference(rank: int, there: str, here: str) -> NoReturn:
     """Refuse what is not the same on all ranks."""
     raise ValueError(
-        f"{fact} is ({there}) on rank {rank} of the process group and ({here}) on rank 0; ranks "
-        "that share work must have the same parameters in the same order, and make the same calls "
-        "with the same options. This call has changed nothing. Build the optimizer in the same way "
-        "on all ranks, with the same seed, and write into param groups and call step() and "
-        "state_dict() on all ranks"
+        f"rank {rank} of the process group has ({there}) and rank 0 has ({here}); ranks that share "
+        "work must have the same parameters in the same order, and make the same calls with the "
+        "same options. Nothing was changed. Do on every rank what you do on one"
     )
 
 
 def check_member(rank: int) -> None:
     """Refuse a process group that this rank does not belong to."""
     if rank < 0:
-        raise ValueError(
-            "this rank is not in the process_group that it was given; pass a group that it "
-            "belongs to"
-        )
+        raise ValueError("this rank is not in its process_group; pass a group that it belongs to")
 
 
 def refuse_placement(p: Tensor, why: str) -> NoReturn:

@@ -20,7 +20,7 @@ Solver = Literal["eigh", "qr", "power", "partial"]
 
 
 # How many products d³ take as long as one `eigh` on other devices than a CPU: the only published
-# timing, of cuSOLVER at d = 100. Set it to what `benchmarks/gpu.py` measures, on all ranks alike.
+# timing, of cuSOLVER at d = 100. Set it, on all ranks alike, to what benchmarks/gpu.py measures.
 EIGH_PRODUCTS = {"cuda": 170.0}
 
 

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from math import prod
 from typing import final
 
@@ -17,9 +18,6 @@ from ..state.dtensor import Box, held_sizes, is_sharded, local, shard_box, whole
 from ..torch_names import default_group, flattened, strided_shard
 from ..validate import check_member, refuse_difference, refuse_placement
 
-# What ranks must agree on: facts, each with what it is here, in words.
-Facts = dict[str, str]
-
 # Options that may differ between ranks.
 PRIVATE = ("record", "process_group")
 
@@ -34,7 +32,7 @@ class Team:
         self.coordinates = [self._coordinate(rank) for rank in range(self.size)]
         self.loads = [0.0] * self.size
         self.groups: set[int] = set()  # param groups with parameters of this team
-        self.layout: Facts = {}  # the method, and the parameters in order
+        self.layout: list[str] = []  # the method, and the parameters in order
         self.device = torch.device("cpu")  # of the parameters of this team
 
     @classmethod
@@ -65,26 +63,24 @@ class Team:
 
     def check_call(self, call: str, options: Sequence[Options]) -> None:
         """Refuse, on every rank, a call that is not the same on all."""
-        facts = {"the call": call, **self.layout}
-        for index in sorted(self.groups):
-            for name, value in facts_of(options[index]).items():
-                facts[f"{name} of param group {index}"] = value
-        self.check_same(facts)
+        groups = [
+            f"param group {i}: {fact}" for i in sorted(self.groups) for fact in facts_of(options[i])
+        ]
+        self.check_same([call, *self.layout, *groups])
 
-    def check_same(self, facts: Mapping[str, str]) -> None:
+    def check_same(self, facts: Sequence[str]) -> None:
         """Refuse, on every rank, what is not the same on all: one small all-reduce."""
         mark = zlib.crc32(repr(facts).encode())
         marks = torch.tensor([mark, -mark], device=self.device)
         dist.all_reduce(marks, dist.ReduceOp.MAX, group=self.group)
         if int(marks.sum()) == 0:
             return
-        everyone: list[Facts] = [{} for _ in range(self.size)]
-        dist.all_gather_object(everyone, dict(facts), group=self.group)
+        everyone: list[Sequence[str]] = [[] for _ in range(self.size)]
+        dist.all_gather_object(everyone, facts, group=self.group)
         for rank, theirs in enumerate(everyone):
-            for fact in {**everyone[0], **theirs}:
-                here, there = everyone[0].get(fact, "none"), theirs.get(fact, "none")
+            for here, there in zip_longest(everyone[0], theirs, fillvalue="nothing"):
                 if here != there:
-                    refuse_difference(fact, rank, there, here)
+                    refuse_difference(rank, there, here)
 
     def any_words(self, words: str) -> str:
         """The words of the first rank that has any."""
@@ -155,7 +151,7 @@ def teams_of(
     params: Sequence[Tensor],
     o: Options,
     index: int,  # of the param group
-    about: Facts,  # what the ranks must agree on besides the options
+    about: Sequence[str],  # what the ranks must agree on besides the options
     names: Mapping[Tensor, str],
     known: dict[dist.ProcessGroup | DeviceMesh, Team],
 ) -> dict[Tensor, Team]:
@@ -175,23 +171,19 @@ def teams_of(
         if key not in known:
             known[key] = Team.of_mesh(mesh) if mesh is not None else Team(key)  # type: ignore
         teams[p] = known[key]
-    layout = {
-        f"parameter {number} of param group {index}": layout_of(p, names)
-        for number, p in enumerate(params)
-    }
+    layout = [f"param group {index}: {n} is {layout_of(p, names)}" for n, p in enumerate(params)]
     for p, what in zip(params, layout, strict=True):
         if p in teams:
             teams[p].groups.add(index)
             teams[p].device = local(p).device
-            teams[p].layout |= {**about, what: layout[what]}
+            teams[p].layout += [*about, what]
     if o.process_group is not None:
         team = known.get(o.process_group) or Team(o.process_group)
-        values = {f"the values of parameter {n}": checksum(p) for n, p in enumerate(params)}
-        team.check_same({**about, **facts_of(o), **layout, **values})
+        team.check_same([*about, *facts_of(o), *layout])
     return teams
 
 
-def facts_of(o: Options) -> Facts:
+def facts_of(o: Options) -> list[str]:
     """The options of a param group, in words."""
     values = {name: getattr(o, name) for name in RULES if name not in PRIVATE}
     if isinstance(o.lr, Tensor):  # the host does not read it from another device
@@ -199,7 +191,7 @@ def facts_of(o: Options) -> Facts:
     if callable(o.tau):
         values["tau"] = "a schedule"  # code cannot be compared
     values["the cost of eigh"] = EIGH_PRODUCTS
-    return {name: repr(value) for name, value in values.items()}
+    return [f"{name}={value!r}" for name, value in values.items()]
 
 
 def layout_of(p: Tensor, names: Mapping[Tensor, str]) -> str:
@@ -208,17 +200,6 @@ def layout_of(p: Tensor, names: Mapping[Tensor, str]) -> str:
     if isinstance(p, DTensor):
         what += f" {p.placements} on a mesh of shape {tuple(p.device_mesh.shape)}"
     return what
-
-
-def checksum(p: Tensor) -> str:
-    """An exact checksum of the bits of a parameter; "" for a DTensor, whose ranks hold others."""
-    if isinstance(p, DTensor) or p.is_meta:
-        return ""
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[p.element_size()]
-    bits = p.detach().contiguous().view(integers).flatten().to(torch.int64)
-    # Weighted by position, modulo 2⁶⁴: the same on all kinds of processors.
-    position = torch.arange(1, 2 * len(bits), 2, device=p.device)
-    return f"checksum {int((bits * position).sum()) & (1 << 64) - 1:016x}"
 
 
 def mesh_of(p: Tensor) -> DeviceMesh:

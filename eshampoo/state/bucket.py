@@ -14,7 +14,7 @@ from ..options import Options
 from ..sides import no_side
 from .blocks import blocks_at_once, by_parameter
 from .route import Part, Route
-from .state import RootedState, RotatedState, moment_shape
+from .state import RootedState, RotatedState
 
 # How many checks of a factor are remembered with record=True.
 HISTORY = 1000
@@ -54,11 +54,6 @@ class Counters:
             if self.shape[1] > 0
         }
 
-    def numbers(self, entry: int) -> tuple[int, int, int, float, float, int]:
-        """What a report says about a factor."""
-        found = self.checks[entry], self.computations[entry], self.waited[entry]
-        return *found, self.criterion[entry], self.work[entry], self.failures[entry]
-
     def checked(self, position: int) -> bool:
         """Whether the block has a basis: before its first check, Shampoo's graft works alone."""
         return self.checks[position * self.shape[1]] > 0
@@ -89,18 +84,8 @@ class Bucket:
         # Whole parameters under element-wise Adam: their state has the layout of the parameter.
         self.elementwise = method.sides is no_side
         self.blocks = [route.blocks[number] for number in route.mine]
-        count = len(self.blocks)
-        keeps = {
-            "exp_avg_sq": method.averages and (self.elementwise or options.correction != "optimal"),
-            "full": method.averages and options.correction == "optimal" and not self.elementwise,
-            "graft_moment": options.has_graft_moment and not self.elementwise,
-            "observations": options.statistics == "observe" and len(modes) > 0,
-        }
-        moment = shape if self.elementwise else moment_shape(shape, options.moment)
-        lean = options.state == "lean" and len(modes) > 0
-        kind = RotatedState if method.rotated else RootedState
-        kept = [name for name, is_kept in keeps.items() if is_kept]
-        self.state = kind.zeros(kept, method.start, count, shape, moment, modes, like, lean)
+        count, kind = len(self.blocks), RotatedState if method.rotated else RootedState
+        self.state = kind.zeros(method, options, count, shape, modes, like)
         self.counters = Counters(count, len(modes))
         # How many calls of step() and observe() each block has seen, as far as the host knows. The
         # device does not count skipped gradients, so the host may be ahead until it reads.

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import validate
 from ..math.lean import like_storage
 from ..math.linalg import means, orthonormalize
-from ..options import ADAM_KEYS
+from ..options import ADAM_KEYS, RULES
 from .bucket import Bucket, entries
 from .dtensor import gathered, held_piece, is_sharded, like_parameter, local
 
@@ -73,19 +73,18 @@ def read_groups(
     """Our param groups with the hyperparameters of the saved ones."""
     saved = state_dict["param_groups"]
     validate.check_groups(saved, groups, method)
-    return [{**group, **_taken(old)} for group, old in zip(groups, saved, strict=True)]
+    return [{**group, **_taken(old, group)} for group, old in zip(groups, saved, strict=True)]
 
 
-def _taken(old: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters that a saved group brings along."""
-    taken = {}
-    for key, value in old.items():
-        theirs = "method" in old or key in (*ADAM_KEYS, "initial_lr")
-        # The storage of the state stays that of the optimizer that loads.
-        code = key in ("params", "state", *WITHOUT_CODE) or (key == "tau" and value is None)
-        if theirs and not code:
-            taken[key] = deepcopy(value)
-    return taken
+def _taken(old: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters that a saved group brings along, but no keywords of other classes.
+
+    The storage of the state stays that of the optimizer that loads.
+    """
+    left = {"params", "state", *WITHOUT_CODE, *(RULES.keys() - group.keys())}
+    left |= {"tau"} if old.get("tau") is None else set()
+    taken = old if "method" in old else {k: old[k] for k in ADAM_KEYS if k in old}
+    return {key: deepcopy(value) for key, value in taken.items() if key not in left}
 
 
 def with_entries(state_dict: Mapping[str, Any], params: Sequence[Tensor]) -> set[Tensor]:
@@ -104,43 +103,50 @@ def read_state(
     """The entries of a state, checked, and whether they are AdamW's."""
     state, groups = state_dict["state"], state_dict["param_groups"]
     indices = [index for group in groups for index in group["params"]]
-    saved = {p: dict(state[i]) for p, i in zip(params, indices, strict=True) if i in state}
-    adam = all("method" not in group for group in groups)
-    if adam:
-        for p, entry in saved.items():
-            shapes = {"step": (), "exp_avg": tuple(p.shape), "exp_avg_sq": tuple(p.shape)}
-            check_entries(p, entry, shapes, names)
-        for bucket in buckets:
-            moments = bucket.state.exp_avg_sq, bucket.state.graft_moment
-            if moments == (None, None) and any(p in saved for p in bucket.parameters):
-                validate.refuse_adam(bucket.method.name)
-    else:
-        wanted = expected(buckets)
-        for p, entry in saved.items():
-            if entry:  # a parameter that was not trained before has none, and starts afresh
-                check_entries(p, entry, wanted.get(p, {}), names)
-    held = []
-    for p, entry in saved.items():
-        validate.check_kinds(p, entry, names)
-        tensors = {name: value for name, value in entry.items() if isinstance(value, Tensor)}
-        if p not in lenient:
-            held += [(p, name, local(value)) for name, value in tensors.items()]
-    validate.check_values(held, names)
+    saved = {p: dict(state[i]) for p, i in zip(params, indices, strict=True) if state.get(i)}
+    adam, wanted = all("method" not in group for group in groups), expected(buckets)
+    for p, entry in saved.items():  # a parameter without entries was not trained before
+        if adam:
+            wanted[p] = {"step": (), "exp_avg": tuple(p.shape), "exp_avg_sq": tuple(p.shape)}
+        check_fit(p, entry, wanted.get(p, {}), names, propagates=p in lenient)
+    for bucket in buckets if adam else ():
+        moments = bucket.state.exp_avg_sq, bucket.state.graft_moment
+        if moments == (None, None) and any(p in saved for p in bucket.parameters):
+            validate.refuse_adam(bucket.method.name)
     return saved, adam
 
 
-def check_entries(
-    p: Tensor, entry: Mapping[str, Any], shapes: Shapes, names: Mapping[Tensor, str]
+def check_fit(
+    p: Tensor,
+    entry: Mapping[str, Any],
+    shapes: Shapes,
+    names: Mapping[Tensor, str],
+    propagates: bool = False,  # whether NaN and Inf may come in with the gradients
 ) -> None:
-    """Refuse entries with other names or shapes than expected."""
+    """Refuse entries that do not fit or cannot be right; each rank looks at what it holds."""
+    held = {name: local(v) if isinstance(v, Tensor) else v for name, v in entry.items()}
+    rows = []
     for name in sorted({*entry, *shapes}):
         value = entry.get(name)
-        wanted = packed_shape(name, shapes[name]) if name in shapes else "absent"
-        found = packed_shape(name, value.shape) if isinstance(value, Tensor) else "missing"
-        a_number = name == "step" and isinstance(value, int | float)
-        older = name.startswith("norm_sq") and value is None  # it starts with the next gradient
-        if found != wanted and not a_number and not older:
-            validate.refuse_fit(p, name, found, wanted, names)
+        if value is None and name.startswith("norm_sq"):
+            continue  # a state from elsewhere: it starts with the next gradient
+        wanted = packed_shape(name, shapes[name]) if name in shapes else None
+        found = packed_shape(name, value.shape) if isinstance(value, Tensor) else None
+        rows.append((name, held.get(name), wanted, found))
+    validate.check_entries(p, rows, propagates, names)
+
+
+def copies_of(
+    entries: Entries, shapes: Mapping[Tensor, Shapes], names: Mapping[Tensor, str]
+) -> Entries:
+    """Copies of entries that were written into `state`; refuse those that do not fit."""
+    for p, entry in entries.items():
+        if entry:
+            check_fit(p, entry, shapes[p], names)
+    return {
+        p: {n: local(v).clone() if isinstance(v, Tensor) else v for n, v in entry.items()}
+        for p, entry in entries.items()
+    }
 
 
 def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:

@@ -110,12 +110,12 @@ def cut(
     for i in modes:  # sides without a basis stay whole
         first, *rest = joined[i]
         cuts[first] = split(shape[first], o.max_dim // prod(shape[dim] for dim in rest))
-    members = product(*(split(size, 1) for size in p.shape[: o.batch_dims]), range(o.pieces))
+    singles = product(*(split(size, 1) for size in p.shape[: o.batch_dims]))
+    members = product(singles, range(0, o.pieces * shape[0], shape[0]))
     blocks: list[Block] = []
-    for matrix, (*at, piece) in enumerate(members):
+    for matrix, (at, first_row) in enumerate(members):
         for rows, *box in product(*cuts):
-            shift = piece * shape[0]
-            moved = slice(rows.start + shift, rows.stop + shift)
+            moved = slice(first_row + rows.start, first_row + rows.stop)
             sizes = extent((rows, *box))
             merged = tuple(prod(sizes[dim] for dim in dims) for dims in joined)
             check_block(p, merged, o, names, OPTIMAL_LIMIT)

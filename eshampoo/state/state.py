@@ -8,18 +8,22 @@ parameter space, keeps all bits: roots would amplify its error in directions wit
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod, sqrt
-from typing import Any, ClassVar, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from ..math.lean import diagonal_of, pack, triangle_size, unpack
 from ..math.linalg import ByMode, off_diagonal
-from ..options import Moment
+from ..options import Moment, Options
+from ..sides import no_side
+
+if TYPE_CHECKING:
+    from ..methods import Method
 
 T = TypeVar("T")
 
@@ -72,9 +76,7 @@ class State(ABC):
     full: Tensor | None  # [N, ∏d, ∏d]: QᵀAQ, for correction="optimal"
     has_basis: Tensor  # [N]: 1 for blocks with a basis that has changed, 0 while Q = I
     observations: Tensor | None  # [N]: gradients seen in observe(), with statistics="observe"
-    norm_sq: (
-        Tensor | None
-    )  # [N, 2]: the average of ‖G‖² with β1, and the weight of what it has seen
+    norm_sq: Tensor  # [N, 2]: the average of ‖G‖² with β1, and its weight
 
     # Whether M and the factors are stored already rotated.
     rotated: ClassVar[bool]
@@ -82,43 +84,41 @@ class State(ABC):
     @classmethod
     def zeros(
         cls,
-        keeps: Collection[str],  # which of exp_avg_sq, graft_moment, full and observations
-        start: int,  # t before the first gradient
+        row: "Method",
+        o: Options,
         count: int,
         shape: tuple[int, ...],
-        moment: tuple[int, ...],  # shape of D and of the moment of the grafting method
         modes: tuple[int, ...],
         like: Tensor,
-        lean: bool,
     ) -> "State":
         """The state before the first gradient: everything zero, Q = I."""
-        full = "full" in keeps and len(shape) > 1  # with one mode, A is the factor itself
+        elementwise, lean = row.sides is no_side, o.state == "lean" and len(modes) > 0
         of_momentum, of_bases = LEAN[like.dtype] if lean else (like.dtype, like.dtype)
         eyes = {
             i: torch.eye(shape[i], dtype=of_bases, device=like.device).repeat(count, 1, 1)
             for i in modes
         }
-        factors = {
-            i: like.new_zeros(count, *((triangle_size(d),) if lean else (d, d)))
-            for i, d in ((i, shape[i]) for i in modes)
-        }
+        sizes = {i: (triangle_size(shape[i]),) if lean else (shape[i], shape[i]) for i in modes}
         roots = {}
         if not cls.rotated:
             of_momentum = like.dtype
             roots = {i: pack(Q.to(like.dtype)) if lean else Q.clone() for i, Q in eyes.items()}
+        moment = like.new_zeros(count, *(shape if elementwise else moment_shape(shape, o.moment)))
+        optimal = row.averages and o.correction == "optimal" and not elementwise
+        full = optimal and len(shape) > 1  # with one mode, A is the factor itself
         return cls(
-            step=like.new_full((count,), float(start)),
+            step=like.new_full((count,), float(row.start)),
             skipped=like.new_zeros(count),
             exp_avg=like.new_zeros(count, *shape, dtype=of_momentum),
-            exp_avg_sq=like.new_zeros(count, *moment) if "exp_avg_sq" in keeps else None,
-            graft_moment=like.new_zeros(count, *moment) if "graft_moment" in keeps else None,
-            factors=factors,
+            exp_avg_sq=moment if row.averages and not optimal else None,
+            graft_moment=moment if o.has_graft_moment and not elementwise else None,
+            factors={i: like.new_zeros(count, *size) for i, size in sizes.items()},
             bases=eyes,
             roots=roots,
             full=like.new_zeros(count, prod(shape), prod(shape)) if full else None,
             has_basis=like.new_zeros(count),
-            observations=like.new_zeros(count) if "observations" in keeps else None,
-            norm_sq=like.new_zeros(count, 2) if modes else None,
+            observations=like.new_zeros(count) if o.statistics == "observe" and modes else None,
+            norm_sq=like.new_zeros(count, 2),
         )
 
     # ---------------------------------------------------------------- where the state lives
@@ -128,8 +128,8 @@ class State(ABC):
         """The matrices that take an update back to parameter space, and their transposes."""
 
     @abstractmethod
-    def in_basis(self, start: int, stop: int) -> tuple["State", "State"]:
-        """This state with Λ̂ as its factors, and its blocks from `start` to `stop`."""
+    def in_basis(self) -> "State":
+        """This state with Λ̂ as its factors."""
 
     # ---------------------------------------------------------------- views
 
@@ -189,13 +189,15 @@ class State(ABC):
             **{f"basis_{mode}": stack for mode, stack in self.bases.items()},
             **{f"root_{mode}": stack for mode, stack in self.roots.items()},
             "full_matrix": self.full,
-            "norm_sq": self.norm_sq,
+            "norm_sq": self.norm_sq if self.factors else None,
         }
         return {name: stack for name, stack in stacks.items() if stack is not None}
 
     def narrow(self, start: int, stop: int) -> "State":
         """Views of the blocks from `start` to `stop`."""
         run = slice(start, stop)
+        if stop - start == len(self.step):
+            return self
 
         def view(value: Any) -> Any:  # noqa: ANN401 - of a field: a tensor, some by mode, or None
             if isinstance(value, dict):
@@ -216,9 +218,9 @@ class RotatedState(State):
         bases, transposed = self.frames
         return transposed, bases
 
-    def in_basis(self, start: int, stop: int) -> tuple[State, State]:
+    def in_basis(self) -> State:
         """All Λ̂ are at hand."""
-        return self, self if stop - start == len(self.step) else self.narrow(start, stop)
+        return self
 
 
 @final
@@ -232,16 +234,9 @@ class RootedState(State):
         roots = {i: root if root.dim() == 3 else unpack(root) for i, root in self.roots.items()}
         return roots, roots
 
-    def in_basis(self, start: int, stop: int) -> tuple[State, State]:
-        """Λ̂ = QᵀLQ is computed, for these blocks only."""
-        some = self if stop - start == len(self.step) else self.narrow(start, stop)
-        bases, transposed = some.frames
-        factors = {i: A if A.dim() == 3 else unpack(A) for i, A in some.factors.items()}
+    def in_basis(self) -> State:
+        """Λ̂ = QᵀLQ is computed."""
+        bases, transposed = self.frames
+        factors = {i: A if A.dim() == 3 else unpack(A) for i, A in self.factors.items()}
         rotated = {i: torch.bmm(transposed[i], torch.bmm(factors[i], Q)) for i, Q in bases.items()}
-        if some is self:
-            state = replace(self, factors=rotated)
-            return state, state
-        room = {i: A.new_empty(len(self.step), *A.shape[1:]) for i, A in rotated.items()}
-        for i, A in rotated.items():
-            room[i][start:stop] = A
-        return replace(self, factors=room), replace(some, factors=rotated)
+        return replace(self, factors=rotated)

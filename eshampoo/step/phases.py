@@ -74,6 +74,8 @@ class Coefficients(NamedTuple):
     shift: Tensor  # which is (1−β1^t) ((D/(1−β3^t))^p + ε)
     minus_lr: Tensor  # −α
     age: Tensor  # how many gradients the statistics have seen
+    least: Tensor  # the least √D that counts as signal, once a basis has changed
+    size: Tensor  # RMS(U) with `rms`; with "auto" in units of ‖M̃‖
 
     def split(self, sizes: list[int]) -> "list[Coefficients]":
         """Split the coefficients of neighbouring parts."""
@@ -119,30 +121,31 @@ def coefficients(
     o: Options,
     row: "Method",
     averaged: bool,  # D is an average with β3, and not read from the factors
+    norm: Tensor,  # [N]: ‖G‖
+    norm_sq: Tensor,  # [N, 2]: the average of ‖G‖² before this step, and its weight
     observations: Tensor | None = None,  # [N]: n, with this one; None: the statistics see steps
     observing: bool = False,  # whether this is an observation, in which nothing moves
-) -> Coefficients:
-    """The numbers of Algorithm 2 that depend on t, from `step` and `live` [N]."""
+) -> tuple[Coefficients, Tensor]:
+    """The numbers of Algorithm 2 that depend on t, and e ← β1 e + (1−β1) ‖G‖² with its weight.
+
+    Rotations leave an error of about u‖G‖ in every entry. Where there was nothing else (in the null
+    space of a factor), Adam would divide the error by itself and take a full-size step. So √D
+    counts as at least 64 u √ê.
+    """
     (beta1, beta2), beta3 = o.betas, o.beta_scale
-    # SOAP's first gradient, at t = 0, only builds the basis.
-    moves = (live * (step >= 1) if row.first == "observes" else live).unsqueeze(1)
-    t, live, age = step.clamp_min(1.0).unsqueeze(1), live.unsqueeze(1), step.unsqueeze(1)
-    factors_see, D_sees = live, moves
-    if observations is not None:
-        n = observations.unsqueeze(1)
-        age = torch.where(n > 0, n, age)
-        if observing:
-            moves, D_sees = torch.full_like(live, -0.0), live
-        else:  # once a block is observed, its statistics ignore steps
-            factors_see = D_sees = live * (n == 0)
+    t, live = step.clamp_min(1.0).unsqueeze(1), live.unsqueeze(1)
+    moves, factors_see, D_sees, age = roles(step.unsqueeze(1), live, observations, observing, row)
     beta = beta3 if averaged else beta2
     bias1 = bias(beta1, t + 1 if o.looks_ahead else t)
     bias3 = bias(beta, t if observations is None else age.clamp_min(1.0))
     gain = bias1 / to_power(bias3, row.exponent or o.exponent)
-    return Coefficients(
+    share1 = share(beta1, moves)
+    e, mean = average_norms(norm_sq, norm, share1)
+    rounding = ROUNDING * torch.finfo(mean.dtype).eps
+    c = Coefficients(
         live,
         moves,
-        share(beta1, moves),
+        share1,
         share(beta2, factors_see),
         share(beta3, D_sees),
         bias1,
@@ -151,7 +154,46 @@ def coefficients(
         (bias1 if row.epsilon == "corrected" else gain) * o.least_eps,
         (moves.abs() * -o.rate).to(live.dtype),
         age,
+        (mean * total_weight(beta, age.clamp_min(1.0))).sqrt_().mul_(rounding),
+        size_of_signal(mean, bias1, o),
     )
+    return c, e
+
+
+def roles(
+    t: Tensor, live: Tensor, observations: Tensor | None, observing: bool, row: "Method"
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Which blocks move, whose factors and whose D see G, and how many G the statistics have seen.
+
+    SOAP's first gradient, at t = 0, only builds the basis. An observation moves nothing. Once a
+    block has been observed, its statistics ignore steps.
+    """
+    moves = live * (t >= 1) if row.start < 0 else live
+    age = t - row.start
+    if observations is None:
+        return moves, live, moves, age
+    n = observations.unsqueeze(1)
+    age = torch.where(n > 0, n, age)
+    if observing:
+        return torch.full_like(live, -0.0), live, live, age
+    unseen = live * (n == 0)
+    return moves, unseen, unseen, age
+
+
+def average_norms(norm_sq: Tensor, norm: Tensor, share1: Tensor) -> tuple[Tensor, Tensor]:
+    """e ← β1 e + (1−β1) ‖G‖² with its weight [N, 2], and ê, corrected for its bias [N, 1].
+
+    A state that does not know e, such as AdamW's, starts with a weight of 0.
+    """
+    e = torch.lerp(norm_sq, torch.stack([norm.square(), torch.ones_like(norm)], 1), share1)
+    return e, e[:, :1] / e[:, 1:].clamp_min(torch.finfo(e.dtype).tiny)
+
+
+def size_of_signal(mean: Tensor, bias1: Tensor, o: Options) -> Tensor:
+    """`rms`; or with "auto" c/((1−β1^t)√ê), which times ‖M̃‖ is c·ρ; 0 if nothing is known."""
+    if o.rms != "auto":
+        return torch.full_like(mean, o.rms or 1.0)
+    return AGREED_RMS * (mean > 0) / (bias1 * mean.sqrt()).clamp_min_(torch.finfo(mean.dtype).tiny)
 
 
 def share(beta: float, live: Tensor) -> Tensor:
@@ -270,11 +312,13 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
     if D is None:
         values = s.diagonals[0] if s.full is None else diagonal(s.full)
         D = values.clamp_min(0.0).reshape(s.exp_avg.shape)
-    least = floor(s, c, o, o.beta_scale if averaged else o.betas[1])
+    least = c.least * s.has_basis.unsqueeze(1)
+    if s.lean:  # a rounded basis leaves a larger error
+        least = least * max(1.0, s.basis_rounding / (ROUNDING * torch.finfo(G.dtype).eps))
     if o.moment != "entry":  # D has one number for many entries
         observe_moment_(s, G, c, o)
         D, averaged = D.expand_as(G), False
-    if least is not None and p != 0.5:
+    if p != 0.5:
         least = least ** (2 * p)
     return divide_by_moment_(s, D, G, c, o, p, averaged, least)
 
@@ -378,29 +422,6 @@ def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
     return torch.lerp(G, M, o.betas[0]) if o.looks_ahead else M
 
 
-def floor(s: State, c: Coefficients, o: Options, beta: float) -> Tensor | None:
-    """The least √D [N, 1] that counts as signal, for a D that averages squares with this β.
-
-    None without a basis, 0 while Q = I.
-
-    Rotations leave an error of about u‖G‖ in every entry. Where there was nothing else (in the null
-    space of a factor), Adam would divide the error by itself and take a full-size step. Values over
-    64 u √E‖G‖² are not rounding. A lean basis leaves a larger error.
-    """
-    if s.norm_sq is None:
-        return None
-    least = max(ROUNDING * torch.finfo(s.step.dtype).eps, s.basis_rounding)
-    mean = mean_norm_sq(s) * total_weight(beta, c.age.clamp_min(1.0))
-    return mean.mul_(least**2).sqrt_().mul_(s.has_basis.unsqueeze(1))
-
-
-def mean_norm_sq(s: State) -> Tensor:
-    """ê = E‖G‖² [N, 1] over recent gradients, corrected for its bias; 0 before the first."""
-    assert s.norm_sq is not None
-    e, weight = s.norm_sq.split(1, dim=1)
-    return e / weight.clamp_min(torch.finfo(e.dtype).tiny)
-
-
 def total_weight(beta: float, t: Tensor) -> Tensor:
     """The total weight of all values in an average: 1 − β^t, or t in a sum."""
     return t if beta == 1 else bias(beta, t)
@@ -457,12 +478,10 @@ def set_size_(s: State, U: Tensor, c: Coefficients, o: Options) -> None:
     U = U.view(len(U), -1)
     # ‖U‖ counts as 0 while Q = I, and U then keeps its size.
     norm = torch.linalg.vector_norm(U, dim=1, keepdim=True).mul_(s.has_basis.unsqueeze(1))
+    size = c.size * math.sqrt(U.shape[1])
     if o.rms == "auto":
-        M = torch.linalg.vector_norm(s.exp_avg.flatten(1), dim=1, keepdim=True, dtype=U.dtype)
-        norm = norm * c.bias1 * mean_norm_sq(s).sqrt()
-        size = M.mul_(AGREED_RMS * math.sqrt(U.shape[1]))
-    else:
-        size = torch.full_like(norm, (o.rms or 0.0) * math.sqrt(U.shape[1]))
+        M = s.exp_avg.flatten(1)
+        size.mul_(torch.linalg.vector_norm(M, dim=1, keepdim=True, dtype=U.dtype))
     U.mul_(torch.where(norm > 0, size / norm, 1.0))
 
 

@@ -95,12 +95,11 @@ def _read(
     The counts of skipped gradients travel in the same copies, also those of blocks without a basis.
     """
     first = [min(task.due) for task in due]
-    pairs = [
-        task.bucket.state.in_basis(start, max(task.due) + 1)
-        for task, start in zip(due, first, strict=True)
-    ]
+    states = [task.bucket.state.in_basis() for task in due]
+    stops = [max(task.due) + 1 for task in due]
+    some = [s.narrow(*run) for s, *run in zip(states, first, stops, strict=True)]
     off, inside, counts = (defaultdict[Any, list[Tensor]](list) for _ in range(3))
-    for _, state in pairs:
+    for state in some:
         memory = state.step.device, state.step.dtype
         inside[memory] += [vector_norm(view, dim=1) for view in state.diagonals.values()]
         off[memory] += [off_norm(view) for view in state.off_diagonals.values()]
@@ -116,10 +115,10 @@ def _read(
     def take_numbers(s: State) -> list[float]:
         return list(islice(values[s.step.device, s.step.dtype], len(s.step)))
 
-    criteria = [[take_numbers(state) for _ in state.factors] for _, state in pairs]
-    read = list(zip(first, criteria, [take_numbers(state) for _, state in pairs], strict=True))
+    criteria = [[take_numbers(state) for _ in state.factors] for state in some]
+    read = list(zip(first, criteria, map(take_numbers, some), strict=True))
     skipped = [p for bucket in counted for p in _newly_skipped(bucket, take_numbers(bucket.state))]
-    return [state for state, _ in pairs], read, list(dict.fromkeys(skipped))
+    return states, read, list(dict.fromkeys(skipped))
 
 
 def _newly_skipped(bucket: Bucket, counts: Sequence[float]) -> list[Tensor]:
@@ -278,11 +277,7 @@ def changed(s: State, mode: int, change: Change, o: Options) -> list[tuple[Tenso
 
 def _narrowed(change: Change, start: int, stop: int) -> Change:
     """The change for the members from `start` to `stop` only."""
-    run = slice(start, stop)
-    subset = None if change.subset is None else change.subset[run]
-    permutation = None if change.permutation is None else change.permutation[run]
-    V, factor, costs = change.V[run], change.factor[run], change.costs[run]
-    return Change(change.members[run], V, factor, costs, subset, permutation)
+    return Change(*(None if X is None else X[start:stop] for X in change))  # type: ignore[arg-type]
 
 
 def _failed_(check: Check, position: int) -> list[Failure]:

@@ -15,7 +15,7 @@ from ..methods import Method
 from ..options import GraftScope, Options, Statistics
 from ..state.bucket import Bucket
 from ..state.route import Part
-from ..torch_names import foreach_add_
+from ..torch_names import foreach_add_, foreach_copy_
 from ..validate import Failure
 from . import phases
 from .refresh import refresh_
@@ -149,19 +149,17 @@ def admit_(batch: Sequence[tuple[Task, Part]]) -> None:
     o, observing = task.options, task.call == "observe"
     states, sizes = [part.state for _, part in batch], [part.stop - part.start for _, part in batch]
     present = gather_(batch)
-    step = join([s.step for s in states])
+    step, e = join([s.step for s in states]), join([s.norm_sq for s in states])
     live, skipped, norm = phases.mask_([part.G for _, part in batch], present, step, o)
     t = step if observing else step + live
     averaged = states[0].exp_avg_sq is not None
     counted = [s.observations for s in states if s.observations is not None]
     foreach_add_(counted if observing else [s.step for s in states], torch.split(live, sizes))
     n = join(counted) if counted else None  # such a bucket is in a batch by itself
-    c = phases.coefficients(t, live, o, task.row, averaged, n, observing)
-    # ‖G‖², and 1 for the weight of what its average has seen.
-    squares = torch.stack([norm.square(), torch.ones_like(norm)], 1).split(sizes)
-    for (task, part), part.c, square in zip(batch, c.split(sizes), squares, strict=True):
-        if part.state.norm_sq is not None:
-            part.state.norm_sq.lerp_(square, part.c.share1)
+    c, e = phases.coefficients(t, live, o, task.row, averaged, norm, e, n, observing)
+    foreach_copy_([s.norm_sq for s in states], torch.split(e, sizes))
+    for (task, part), its_c in zip(batch, c.split(sizes), strict=True):
+        part.c = its_c
         if observing:
             phases.restart_statistics_(part.state, part.c.live)
         if task.graft is not None:
