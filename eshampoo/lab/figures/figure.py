@@ -1,18 +1,21 @@
 """What a figure is: panels of curves, and the runs that each curve asks for."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from eshampoo.classes import EShampoo
 from eshampoo.lab.optimizers import Option
 from eshampoo.lab.run.runs import Scale
 
 Horizontal = Literal["rate", "step", "time"]
 Grouping = Literal["letter", "bias", "layer", "part", "ends"]
 Rates = Mapping[Scale, tuple[float, ...]]
-# The rules of the paper written out, so that its runs stay what they are when defaults change.
+PUBLISHED = inspect.signature(EShampoo.as_published).parameters
+# The rules of the paper; β2 is that of the workload.
 PAPER_OPTIONS: Mapping[str, Mapping[str, Option]] = {
-    "eshampoo": {"merge_dims": True, "tau": 0.1, "budget": None, "rms": None},
+    "eshampoo": {k: PUBLISHED[k].default for k in ("merge_dims", "tau", "budget", "rms")},
     "shampoo": {"merge_dims": True},
 }
 
