@@ -26,7 +26,7 @@ METHODS = {
     + [{"state": "lean"}, {"state": "lean", "solver": "qr"}, {"sides": "left"}]
     + [{"sides": "smaller"}, {"moment": "row", "merge_dims": False}, {"moment": "block"}]
     + [{"exponent": 1.0}, {"statistics": "observe"}, {"merge_dims": "kernel"}]
-    + [{"graft": "adam"}, {"graft": "adagrad", "graft_scope": "block"}, {"graft": "sgd"}]
+    + [{"rms": 0.4}, {"factors": "kl"}, {"batch_dims": 1}]
     + [{"frequency": "auto", "budget": None, "betas": (0.9, beta2)} for beta2 in (0.95, 0.999)],
     "Shampoo": [{"graft": g} for g in (None, "adam", "rmsprop", "adagrad", "sgd")]
     + [{"variant": "shampoo2", "trace_scaling": t, "graft": None} for t in (False, True)]
@@ -49,7 +49,7 @@ METHODS = {
         {"state": "lean"},
         {"statistics": "observe"},
     ],
-    "CASPR": [{}, {"graft": "adam"}, {"tau": 0.1}],
+    "CASPR": [{}, {"rms": "auto"}, {"tau": 0.1}],
     "Muon": [{}, {"nesterov": False}, {"momentum": 0.9, "ns_steps": 3}],
     "FullMatrixAdam": [{}, {"tau": 0.0, "correction": "optimal"}],
 }

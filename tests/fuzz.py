@@ -118,10 +118,14 @@ def cases(draw) -> Case:
     changes: dict = {}
     for change in draw(st.lists(st.sampled_from(CHANGES[method]), max_size=2)):
         changes = {**changes, **change}
+    parameters = tuple(draw(st.lists(parameter, min_size=1, max_size=4)))
     return Case(
         method=method,
-        groups=tuple(posed(method, group) for group in groups),
-        parameters=tuple(draw(st.lists(parameter, min_size=1, max_size=4))),
+        groups=tuple(
+            posed(method, divisible(group, [p.shape for p in parameters if p.group == g]))
+            for g, group in enumerate(groups)
+        ),
+        parameters=parameters,
         extra=draw(st.integers(0, 2)),
         missing=frozenset(draw(st.sets(st.tuples(st.integers(1, 20), st.integers(0, 3))))),
         changes=changes,
@@ -129,10 +133,17 @@ def cases(draw) -> Case:
     )
 
 
+def divisible(options: dict, shapes: list[tuple[int, ...]]) -> dict:
+    """The options, in one piece if the matrices in parameters of these shapes cannot be cut."""
+    heights = [shape[options["batch_dims"]] for shape in shapes if shape[options["batch_dims"] :]]
+    whole = any(height % options["pieces"] for height in heights)
+    return {**options, "pieces": 1} if whole else options
+
+
 def posed(method: str, options: dict) -> dict:
     """The options, without those that make a problem ill-posed."""
     if method == "SOAP":  # its first basis comes from one gradient: only whole square blocks
-        options = {**options, "vectors": "adam", "merge_dims": False, "max_dim": 24}
+        options = {**options, "vectors": "adam", "merge_dims": False, "max_dim": 24, "pieces": 1}
     if options.get("sides", "both") != "both":  # a vector has one side
         options = {**options, "vectors": "adam"}
     if "moment" in options and options.get("correction") == "optimal":  # it needs every entry of D
@@ -344,12 +355,17 @@ def round_factors_(oracle: oracles.Oracle, rounding: float, generator: torch.Gen
     """Disturb the factors whose basis changed, by what VᵀΛ̂V rounds: a share of its largest entry.
 
     QR divides by small eigenvalues, so there this counts for more than the gradients' last bits.
+    The diagonal of the full matrix of correction="optimal" can be small too.
     """
     for block in (block for blocks in oracle.blocks for block in blocks):
-        for L, history in zip(block.L, block.history, strict=True):
-            if history and history[-1][0] == block.age and history[-1][2]:
-                noise = torch.randn(L.shape, generator=generator, dtype=L.dtype)
-                L += rounding * L.abs().max() * (noise + noise.T) / 2
+        changed = [
+            L
+            for L, history in zip(block.L, block.history, strict=True)
+            if history and history[-1][0] == block.age and history[-1][2]
+        ]
+        for A in [*changed, *([block.A] if isinstance(block.A, torch.Tensor) else [])]:
+            noise = torch.randn(A.shape, generator=generator, dtype=A.dtype)
+            A += rounding * A.abs().max() * (noise + noise.T) / 2
 
 
 def observed(grads):

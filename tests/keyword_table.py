@@ -207,7 +207,7 @@ KEYWORDS = {
     ),
     "factors": choice("gram", "gram", "kl", bad="fisher", fixed="kl", methods=("EShampoo", "SOAP")),
     "batch_dims": Keyword((0, 0, 1), ((-1, "at least 0"),), fixed=1, methods=EVERYONE),
-    "pieces": Keyword((1, 1, 1), ((0, "at least 1"),), fixed=2, methods=EVERYONE),
+    "pieces": Keyword((1, 1, 2), ((0, "at least 1"),), fixed=2, methods=EVERYONE),
     # Without observations it changes nothing but that there is no basis.
     "statistics": choice(
         "step", "step", "observe", bad="sampled", fixed="observe", methods=OBSERVING
@@ -234,7 +234,7 @@ KEYWORDS = {
     "ns_steps": Keyword(
         (5, 3), ((0, "at least 1"),), live={"ns_steps": {"ns_steps": 2}}, methods=("Muon",)
     ),
-    # Shampoo's own, and of those who graft.
+    # Shampoo's own.
     "variant": choice(
         "shampoo",
         "shampoo2",

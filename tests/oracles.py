@@ -97,7 +97,7 @@ class Block:
         self.Q = [torch.eye(d, dtype=torch.float64) if f else None for d, f in factors]
         self.root: list[Tensor | None] = [None for _ in sizes]  # Shampoo only
         self.A: Tensor | float = 0.0  # full-matrix Adam's statistic, correction="optimal" only
-        self.e = 0.0  # the average of ‖G‖² with β1
+        self.e, self.weight = 0.0, 0.0  # the average of ‖G‖² with β1, and of 1
         self.observed = False  # SOAP only: the first gradient has been seen
         self.checked = False  # Shampoo only: the first refresh has been reached
         self.offset = 0.0  # the share of the gap by which checks with frequency="auto" come earlier
@@ -361,11 +361,13 @@ class Oracle:
     def matrices_of(self, X: Tensor) -> list[Tensor]:
         """Views of the separate matrices, or equal pieces of them, in a tensor."""
         shape = tuple(X.shape[self.batch_dims :])
-        if not shape:
-            return [X]
         members = X.reshape(-1, *shape).unbind(0)
-        height = shape[0] // self.pieces
-        return [X_i[k * height : (k + 1) * height] for X_i in members for k in range(self.pieces)]
+        if not shape:
+            return list(members)
+        # What does not divide is element-wise, so that it does not matter how it is cut.
+        height = shape[0] // self.pieces if shape[0] % self.pieces == 0 else shape[0]
+        starts = range(0, shape[0], max(1, height))
+        return [X_i[k : k + height] for X_i in members for k in starts]
 
     def cut(self, W: Tensor) -> list[Block]:
         modes = self.modes(tuple(W.shape))
@@ -449,7 +451,7 @@ class Oracle:
         r, beta1 = self.rms, self.betas[0]
         if r == "auto":
             M = block.M / (1 - beta1 ** (block.t + 1 if self.nesterov else block.t))
-            r = AGREED_RMS * torch.linalg.norm(M).item() / math.sqrt(block.e / (1 - beta1**block.t))
+            r = AGREED_RMS * torch.linalg.norm(M).item() / math.sqrt(block.e / block.weight)
         return U * (r * math.sqrt(U.numel()) / torch.linalg.norm(U).item())
 
     def grafted(self, Us: list[Tensor], grafts: list[Tensor]) -> list[Tensor]:
@@ -469,6 +471,7 @@ class Oracle:
         beta1 = self.betas[0]
         block.M = beta1 * block.M + (1 - beta1) * G
         block.e = beta1 * block.e + (1 - beta1) * (G**2).sum().item()
+        block.weight = beta1 * block.weight + (1 - beta1)
         if self.nesterov:
             return (beta1 * block.M + (1 - beta1) * G) / (1 - beta1 ** (block.t + 1))
         return block.M / (1 - beta1**block.t)
@@ -501,7 +504,7 @@ class Oracle:
             block.L = [None if L is None else average(L, 0.0 * L, self.betas[1]) for L in block.L]
             return
         inverses: list[Tensor | None] = []
-        for λ, Q in zip(self.spectra(block, block.age - 1), block.Q, strict=True):
+        for λ, Q in zip(self.spectra(block, self.seen(block) - 1), block.Q, strict=True):
             if λ is None:
                 inverses.append(None)
             elif λ.sum() > 0:
@@ -515,10 +518,14 @@ class Oracle:
                 new = unfold(G, i) @ unfold(apply(others, G), i).T / columns
                 block.L[i] = average(L, new, self.betas[1])
 
+    def seen(self, block: Block) -> int:
+        """How many gradients the factors have seen with this one."""
+        return block.age
+
     def first(self, block: Block, G: Tensor) -> float:
         """s: all gradients before this one were zero, so its square alone is in the average."""
         beta2, k = self.betas[1], sum(L is not None for L in block.L)
-        energy = average(0.0, (G**2).mean(), beta2) / bias(beta2, block.age)
+        energy = average(0.0, (G**2).mean(), beta2) / bias(beta2, self.seen(block))
         return energy.item() ** (1 / k)
 
     def spectra(self, block: Block, t: int) -> list[Tensor | None]:
@@ -544,7 +551,7 @@ class Oracle:
     def may_compute(self, block: Block, i: int) -> bool:
         """Whether the credit of a factor allows what is known of the cost of its next basis."""
         t, ν = block.age, self.novelty
-        allowance = (1 + math.log(ν * t)) / ν if ν * t >= 1 else t
+        allowance = (1 + math.log(max(1.0, ν * t))) / ν  # all while νt < 1
         if self.budget is None or block.computed[i] + 1 <= allowance:
             return True
         d = len(block.L[i])
@@ -610,6 +617,7 @@ class AdamW(Oracle):
 class EShampoo(Oracle):
     """Eigenvalue-corrected Shampoo, Algorithm 2; Algorithm 1's D* with correction="optimal"."""
 
+    betas: tuple[float, float] = (0.9, 0.95)
     _: KW_ONLY
     beta3: float | None = None
     correction: str = "naive"
@@ -650,6 +658,7 @@ class EShampoo(Oracle):
 class FullMatrixAdam(EShampoo):
     """Full-matrix Adam: EShampoo with every parameter as one mode."""
 
+    betas: tuple[float, float] = (0.9, 0.999)
     _: KW_ONLY
     vectors: str = "full"
 
@@ -828,6 +837,9 @@ class SOAP(Oracle):
                 block.Q[i] = eigenbasis(L, block.Q[i], descending=True)
                 self.count_(block, i, eigh_cost(len(L)))
         block.observed = True
+
+    def seen(self, block: Block) -> int:
+        return block.t + 1  # t does not count the first one
 
     def direction(self, block: Block, G: Tensor) -> Tensor:
         block.t += 1

@@ -22,18 +22,21 @@ ROOT = Path(__file__).parents[1]
 def test_the_defaults_are_those_of_the_design():
     p = [torch.nn.Parameter(torch.ones(2))]
     adamw = torch.optim.AdamW(p).defaults
-    for name in ("EShampoo", "Shampoo", "KLShampoo", "FullMatrixAdam"):
+    for name in ("EShampoo", "Shampoo", "CASPR", "KLShampoo", "FullMatrixAdam"):
         defaults = METHODS[name](p).defaults
-        for key in ("lr", "betas", "eps", "weight_decay", "maximize"):
+        for key in ("lr", "eps", "weight_decay", "maximize"):
             assert defaults[key] == adamw[key], (name, key)
+        assert defaults["betas"] == (0.9, 0.95 if name == "EShampoo" else 0.999)
     expected = {
         "EShampoo": {
             "tau": 0.03,
             "frequency": "auto",
             "novelty": 0.1,
             "budget": 0.25,
-            "rms": 0.4,
-            "graft": None,
+            "rms": "auto",
+            "factors": "gram",
+            "batch_dims": 0,
+            "pieces": 1,
             "solver": "eigh",
             "qr_iterations": 10,
             "beta3": None,
@@ -56,6 +59,7 @@ def test_the_defaults_are_those_of_the_design():
             "graft": "adam",
             "graft_scope": "parameter",
             "eigenvalues": "stale",
+            "rms": None,
         },
         "KLShampoo": {"tau": 0.0, "frequency": 10},
         "SOAP": {
@@ -68,10 +72,22 @@ def test_the_defaults_are_those_of_the_design():
             "max_dim": 10000,
             "oversize": "identity",
         },
-        "FullMatrixAdam": {"max_dim": 1024},
+        "CASPR": {"rms": None},
+        "FullMatrixAdam": {"max_dim": 1024, "rms": "auto"},
     }
     for name, values in expected.items():
         assert {key: METHODS[name](p).defaults[key] for key in values} == values, name
+
+
+def test_as_published_is_the_paper_in_one_word():
+    p = [nn.Parameter(torch.ones(3, 3))]
+    paper = {"betas": (0.9, 0.999), "tau": 0.1, "frequency": 50, "merge_dims": True}
+    published = EShampoo.as_published(p, 3e-3)
+    assert type(published) is EShampoo
+    assert published.defaults == EShampoo(p, 3e-3, **paper, rms=None, budget=None).defaults
+    assert EShampoo.as_published(p, frequency=7).defaults["frequency"] == 7
+    with pytest.raises(TypeError, match="EShampoo has no keyword 'frequncy'"):
+        EShampoo.as_published(p, frequncy=3)
 
 
 def test_a_keyword_that_does_not_exist_is_refused_with_the_one_that_was_meant():
@@ -137,8 +153,17 @@ def test_the_optimal_correction_refuses_large_blocks():
     assert "Lower max_dim" in str(error.value)
 
 
-@pytest.mark.parametrize("keyword", ["correction", "beta3"])
-@pytest.mark.parametrize("method", ["Shampoo", "KLShampoo"])
+@pytest.mark.parametrize(
+    ("method", "keyword"),
+    [
+        ("Shampoo", "correction"),
+        ("Shampoo", "factors"),
+        ("KLShampoo", "beta3"),
+        ("EShampoo", "graft"),
+        ("SOAP", "graft_scope"),
+        ("CASPR", "graft"),
+    ],
+)
 def test_a_class_does_not_offer_what_means_nothing_to_it(method, keyword):
     assert keyword not in inspect.signature(METHODS[method]).parameters
     with pytest.raises(TypeError, match="other optimizers") as error:

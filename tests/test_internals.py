@@ -12,7 +12,7 @@ import eshampoo
 
 ROOT = Path(eshampoo.__file__).parents[1]
 PAGE = (ROOT / "docs" / "internals.md").read_text()
-# Names in backticks, and the file that defines them: "`compare_`, `rescale_` (step/phases.py)".
+# Names in backticks, and the file that defines them: "`compare`, `rescale_` (step/phases.py)".
 NAMED = re.compile(r"((?:`[\w.]+`s?(?:,? and |, )?)+) \(([\w/]+\.py)\)")
 NOUNS = re.compile(r"^\| `(\w+)` \| .* \| ([\w/]+\.py) \|$", re.M)
 

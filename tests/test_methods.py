@@ -85,12 +85,12 @@ ESHAMPOO_OPTIONS = {
     "partial at tau 0": {"solver": "partial", "tau": 0.0},
     "a fixed size": {"rms": 0.4},
     "a fixed size of blocks": {"rms": 0.3, "max_dim": 3},
-    "the size of Adam": {"graft": "adam"},
-    "the size of Adam per block": {"graft": "adam", "graft_scope": "block", "max_dim": 3},
-    "the size of Adam per parameter": {"graft": "adam", "max_dim": 3},
-    "the size of RMSProp": {"graft": "rmsprop"},
-    "the size of AdaGrad, ahead": {"graft": "adagrad", "nesterov": True},
-    "the size of the momentum": {"graft": "sgd"},
+    "the size of the signal": {"rms": "auto"},
+    "the size of the signal of blocks, ahead": {"rms": "auto", "max_dim": 3, "nesterov": True},
+    "the size of the signal without momentum": {"rms": "auto", "betas": (0.0, 0.95)},
+    "KL factors": {"factors": "kl"},
+    "KL factors of a sum": {"factors": "kl", "betas": (0.9, 1.0), "beta3": 0.9},
+    "KL factors of blocks": {"factors": "kl", "max_dim": 3, "rms": "auto"},
     "kernels joined to inputs": {"merge_dims": "kernel"},
     "kernels joined to some inputs": {"merge_dims": "kernel", "max_dim": 5},
     "tau in the middle": {"tau": 0.3},
@@ -116,7 +116,6 @@ ESHAMPOO_OPTIONS = {
         "correction": "basis_aware",
     },
     "one number per row, sorted": {"moment": "row", "vectors": "adam", "solver": "power"},
-    "one number per row of both moments": {"moment": "row", "vectors": "adam", "graft": "adam"},
     "a small exponent": {"exponent": 0.2},
     "a large exponent": {"exponent": 1.0, "eps": 1e-4},
 }
@@ -153,6 +152,7 @@ SHARED_OPTIONS = [
     "power",
     "a small exponent",
     "a large exponent",
+    "KL factors",
 ]
 ONE_SIDED = ["the left side", "the right side", "the smaller side"]
 MEANS = ["one number per row", "one number per block"]
@@ -189,6 +189,14 @@ def test_the_common_options_follow_the_oracle_in_every_method(method, name):
     compare(method, shapes, 30, tolerance=1e-9, **{**base, **ESHAMPOO_OPTIONS[name]})
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_updates_with_the_size_of_their_signal_follow_the_oracle(method):
+    shapes = {"SOAP": BALANCED, "FullMatrixAdam": [(6,), (), (3, 4)]}.get(method, [(6,), (5, 4)])
+    options = {"graft": None} if method == "Shampoo" else {}
+    options |= {"rms": "auto", "tau": 0.0, "frequency": 13}
+    compare(method, shapes, 30, tolerance=1e-9, missing={(20, 0), (21, 1)}, **options)
+
+
 def test_float32_stays_near_the_oracle():
     tensors, grads = problem([(8, 6), (5, 7)], 60, condition=3.0)
     pair = Pair("EShampoo", tensors, torch.float32, tau=0.1, frequency=5, lr=1e-2, merge_dims=False)
@@ -209,6 +217,7 @@ ADAMW_CASES = {
 
 def gap_to_adamw(optimizer_class, shapes, steps, dtype, options, **more):
     tensors, grads = problem(shapes, steps)
+    options = {"betas": (0.9, 0.999), **options}
     ours, theirs = parameters(tensors, dtype), parameters(tensors, dtype)
     run(optimizer_class(ours, **options, **more), ours, grads)
     run(torch.optim.AdamW(theirs, **options), theirs, grads)
@@ -300,8 +309,9 @@ def test_on_a_kronecker_structured_matrix_trace_scaled_shampoo2_is_full_matrix_a
 def test_eshampoo_of_order_one_is_full_matrix_adam(options):
     tensors, grads = problem([(7,), (5,), (4, 2)], 30)
     ours, theirs = parameters(tensors), parameters(tensors)
-    run(EShampoo(ours, vectors="full", merge_dims=True, frequency=9, **options), ours, grads)
-    run(FullMatrixAdam(theirs, frequency=9, **options), theirs, grads)
+    options = {"betas": (0.9, 0.95), "frequency": 9, **options}
+    run(EShampoo(ours, vectors="full", merge_dims=True, **options), ours, grads)
+    run(FullMatrixAdam(theirs, **options), theirs, grads)
     for a, b in zip(ours, theirs, strict=True):
         assert_close(a.detach(), b.detach(), 1e-14)
 

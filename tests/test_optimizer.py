@@ -65,7 +65,10 @@ def rates(scheduler, steps):
     """A run on AdamW and one on EShampoo before its first basis, under the same scheduler."""
     tensors, grads = problem(SHAPES, steps)
     final = []
-    for optimizer_class, options in [(torch.optim.AdamW, {}), (EShampoo, {"frequency": 1000})]:
+    for optimizer_class, options in (
+        (torch.optim.AdamW, {}),
+        (EShampoo, {"betas": (0.9, 0.999), "frequency": 1000}),
+    ):
         params = parameters(tensors)
         optimizer = optimizer_class(params, lr=1e-2, **options)
         schedule = scheduler(optimizer)
@@ -123,7 +126,7 @@ def test_a_tensor_as_lr_is_the_number_and_follows_what_is_written_into_it(method
 def test_clipped_gradients_are_what_the_step_sees():
     net, twin, (X, Y) = model(), model(), data()
     ours = EShampoo(net.parameters(), frequency=50)
-    theirs = torch.optim.AdamW(twin.parameters())
+    theirs = torch.optim.AdamW(twin.parameters(), betas=(0.9, 0.95))
     for _ in range(5):
         for m, optimizer in ((net, ours), (twin, theirs)):
             optimizer.zero_grad()
@@ -294,27 +297,6 @@ def test_a_duplicate_parameter_warns_as_in_torch_and_moves_once():
         optimizer.step()
     assert torch.equal(single[0].detach(), double[0].detach())
     assert optimizer.state[double[0]]["step"].sum().item() == 6
-
-
-def test_frozen_parameters_stay_and_may_thaw():
-    net, (X, Y) = model(), data()
-    net[0].weight.requires_grad_(False)
-    before = net[0].weight.detach().clone()
-    optimizer = EShampoo(net.parameters(), frequency=2)
-
-    def train(steps):
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss_of(net, X, Y).backward()
-            optimizer.step()
-
-    train(3)
-    assert torch.equal(before, net[0].weight)
-    assert optimizer.state[net[0].weight]["step"].item() == 0
-    net[0].weight.requires_grad_(True)
-    train(3)
-    assert not torch.equal(before, net[0].weight)
-    assert optimizer.state[net[0].weight]["step"].item() == 3
 
 
 @pytest.mark.parametrize("method", STATES)

@@ -42,7 +42,7 @@ def test_the_power_solver_permutes_d_with_the_columns():
     W = torch.zeros(3, dtype=torch.float64)
     basis = torch.eye(3, dtype=torch.float64)
     grads = [[basis[t % 3] * (t % 3 + 1)] for t in range(12)]
-    options = {"vectors": "full", "frequency": 3, "tau": 0.0, "rms": None}
+    options = {"vectors": "full", "frequency": 3, "tau": 0.0, "rms": None, "betas": (0.9, 0.999)}
     power = trajectory(oracles.EShampoo([W], solver="power", **options), grads)
     assert_close(power, trajectory(oracles.AdamW([W]), grads))
     descending = [[-G.flip(0)] for (G,) in grads]  # eigh turns the order around and D stays behind

@@ -38,4 +38,4 @@ def test_options_that_differ_are_refused_on_all_ranks(world):
     with expect(ValueError) as error:
         ours.step()
     alike(str(error))
-    assert str(error).startswith("lr of param group 0 is (0.5) on rank 1"), error
+    assert "rank 1 of the process group has (param group 0: lr=0.5)" in str(error), error

@@ -11,7 +11,7 @@ import torch
 from keyword_table import METHODS
 from training import assert_same, parameters, problem, run, snapshot, through_a_file, trained
 
-from eshampoo import CASPR, SOAP, EShampoo, FullMatrixAdam, KLShampoo, Shampoo, schedules
+from eshampoo import SOAP, EShampoo, FullMatrixAdam, KLShampoo, Shampoo, schedules
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SHAPES = [(4, 4), (4, 4), (6,), (3, 3, 3), (), (7, 5), (0, 3)]
@@ -111,7 +111,9 @@ def machine():
 
 @pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
 def test_a_state_that_the_library_saved_before_its_core_was_rearranged_continues_as_then(method):
-    """Ragged blocks after five steps, with the next three gradients and where they led."""
+    """Ragged blocks after five steps, with the next three gradients and where they led.
+
+    At that time, updates of a fixed size were clipped, so EShampoo's are near to them only."""
     recorded = torch.load(FIXTURES / "old_states.pt", weights_only=True)
     old = recorded[method]
     params = parameters(old["weights"])
@@ -122,8 +124,9 @@ def test_a_state_that_the_library_saved_before_its_core_was_rearranged_continues
     for step, expected in zip(old["grads"], old["after"], strict=True):
         run(optimizer, params, [step])
         for p, W in zip(params, expected, strict=True):
-            torch.testing.assert_close(p.detach(), W, rtol=0, atol=1e-6)
-            assert recorded["machine"] != machine() or torch.equal(p.detach(), W)
+            atol = 1e-3 if method == "EShampoo" else 1e-6
+            torch.testing.assert_close(p.detach(), W, rtol=0, atol=atol)
+            assert recorded["machine"] != machine() or atol == 1e-3 or torch.equal(p.detach(), W)
 
 
 # AdamW --------------------------------------------------------------------------------------------
@@ -150,6 +153,31 @@ def test_an_adamw_state_loads_and_continues_as_adamw_until_the_next_basis(option
     assert optimizer.basis_computations > 0
 
 
+@pytest.mark.parametrize("source", ["AdamW", "an older EShampoo"])
+def test_updates_have_a_sane_size_right_after_a_state_without_norms_of_gradients(source):
+    """Such a state says nothing about ‖G‖²: the next gradients alone do."""
+    torch.manual_seed(0)
+    target, params = torch.randn(20, 12), parameters([torch.zeros(20, 12)])
+    optimizer = torch.optim.AdamW(params) if source == "AdamW" else EShampoo(params)
+
+    def sizes(optimizer, steps):
+        found = []
+        for _ in range(steps):
+            before = params[0].detach().clone()
+            run(optimizer, params, [[before - target + torch.randn(20, 12)]])
+            found.append((params[0].detach() - before).square().mean().sqrt().item())
+        return found
+
+    before = sum(sizes(optimizer, 60)[-20:]) / 20
+    state_dict = optimizer.state_dict()
+    state_dict["state"][0].pop("norm_sq", None)
+    optimizer = EShampoo(params)
+    optimizer.load_state_dict(state_dict)
+    after = sizes(optimizer, 20)
+    assert optimizer.basis_computations > 0
+    assert before / 3 < min(after) <= max(after) < 3 * before
+
+
 def test_an_adamw_state_without_steps_and_with_partial_state_loads():
     tensors, grads = problem([(4, 4), (5,)], 4)
     params = parameters(tensors)
@@ -165,13 +193,13 @@ def test_an_adamw_state_without_steps_and_with_partial_state_loads():
         torch.testing.assert_close(p, q, rtol=0, atol=1e-14)
 
 
-def test_an_adamw_state_continues_in_soap_and_in_grafted_shampoo_and_caspr():
+def test_an_adamw_state_continues_in_soap_and_in_grafted_shampoo():
     tensors, grads = problem([(4, 4), (5,)], 12)
-    for optimizer_class, graft in ((SOAP, None), (Shampoo, "adam"), (CASPR, "adam")):
+    for optimizer_class in (SOAP, Shampoo):
         params = parameters(tensors)
         adamw = torch.optim.AdamW(params)
         run(adamw, params, grads[:6])
-        optimizer = optimizer_class(params, frequency=50, graft=graft)
+        optimizer = optimizer_class(params, frequency=50)
         optimizer.load_state_dict(adamw.state_dict())
         expected, state = params[0].detach().clone(), adamw.state[params[0]]
         assert optimizer.state[params[0]]["step"].item() == 6

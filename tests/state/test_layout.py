@@ -6,6 +6,7 @@ from beside_oracles import compare
 from keyword_table import choices
 from training import assert_close, parameters, problem, run
 
+import eshampoo
 from eshampoo import EShampoo
 from eshampoo.classes import EShampooKeywords
 from eshampoo.options import Options, offered
@@ -110,3 +111,53 @@ def test_blocks_round_trip_exactly(shape, options):
     run(EShampoo(blocked, frequency=50, **options), blocked, grads)
     run(EShampoo(plain, matrices="adam", vectors="adam"), plain, grads)
     assert torch.equal(blocked[0].detach(), plain[0].detach())
+
+
+def test_a_vocabulary_has_a_basis_on_its_other_side_alone_and_is_not_cut():
+    embedding, head = (torch.empty(shape, device="meta") for shape in ((50257, 256), (256, 50257)))
+    optimizer = EShampoo([p.requires_grad_() for p in (embedding, head)])
+    for p, mode in ((embedding, 1), (head, 0)):
+        state = optimizer.state[p]
+        assert state["exp_avg"].shape == (1, *p.shape)
+        assert [name for name in state if name.startswith("factor")] == [f"factor_{mode}"]
+        assert sum(v.numel() * v.element_size() for v in state.values()) <= 12 * p.numel()
+
+
+# Several matrices in one parameter ----------------------------------------------------------------
+
+SEPARATE = {
+    "EShampoo": ("EShampoo", {"frequency": 3}),
+    "EShampoo in blocks": ("EShampoo", {"frequency": 3, "max_dim": 4, "factors": "kl"}),
+    "Shampoo with a graft": ("Shampoo", {"frequency": 3, "max_dim": 4}),
+    "SOAP": ("SOAP", {"frequency": 3}),
+    "KL-Shampoo": ("KLShampoo", {"frequency": 3}),
+    "CASPR": ("CASPR", {"frequency": 3}),
+    "full matrices": ("FullMatrixAdam", {"frequency": 30}),
+    "Muon": ("Muon", {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((3, 5, 5), {"batch_dims": 1}),
+        ((2, 2, 5, 5), {"batch_dims": 2}),
+        ((15, 5), {"pieces": 3}),
+        ((2, 10, 5), {"batch_dims": 1, "pieces": 2}),
+    ],
+)
+@pytest.mark.parametrize(("method", "more"), SEPARATE.values(), ids=SEPARATE)
+def test_stacked_matrices_and_pieces_are_separate_parameters(method, more, shape, options):
+    tensors, grads = problem([shape], 32 if method == "FullMatrixAdam" else 8)
+    together, apart = parameters(tensors), parameters(tensors[0].reshape(-1, 5, 5).unbind(0))
+    build = getattr(eshampoo, method)
+    run(build(together, **options, **more), together, grads)
+    run(build(apart, **more), apart, [[*G.reshape(-1, 5, 5).unbind(0)] for (G,) in grads])
+    assert_close(together[0].detach().reshape(-1, 5, 5), torch.stack([*apart]).detach(), 1e-12)
+
+
+def test_pieces_that_are_not_equal_are_refused_by_name_and_vectors_need_none():
+    qkv, bias = parameters([torch.ones(10, 4), torch.ones(10)])
+    with pytest.raises(ValueError, match=r"pieces=3.*'qkv'"):
+        EShampoo([("qkv", qkv), ("bias", bias)], pieces=3)
+    EShampoo([{"params": [qkv]}, {"params": [bias], "pieces": 3}])

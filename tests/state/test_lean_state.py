@@ -63,20 +63,12 @@ def moves(method, grads, form, **options):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_in_float32_lean_steps_are_within_percents_of_full_ones(method):
+def test_in_float32_lean_steps_are_within_two_percent_of_full_ones(method):
     _, grads = problem([(24, 16), (12, 9)], 12)
-    limit = 0.3 if method == "FullMatrixAdam" else 0.03  # whose factors lack rank
-    pairs = zip(moves(method, grads, "full"), moves(method, grads, "lean"), strict=True)
-    for full, lean in pairs:
+    limit = 0.3 if method == "FullMatrixAdam" else 0.02  # whose factors lack rank
+    forms = [moves(method, grads, form, frequency=2) for form in ("full", "lean")]
+    for full, lean in zip(*forms, strict=True):
         assert (full - lean).norm() <= limit * full.norm()
-
-
-@pytest.mark.parametrize(("rms", "limit"), [(0.4, 0.01), (None, 0.3)])
-def test_without_a_fixed_rms_the_first_lean_steps_are_further_away(rms, limit):
-    _, grads = problem([(24, 16), (12, 9)], 12)
-    forms = [moves("EShampoo", grads, form, rms=rms) for form in ("full", "lean")]
-    gaps = [float((a - b).norm() / a.norm()) for a, b in zip(*forms, strict=True)]
-    assert max(gaps) <= limit
 
 
 @pytest.mark.parametrize("method", ["EShampoo", "SOAP", "Shampoo", "CASPR", "KLShampoo"])

@@ -255,7 +255,7 @@ def test_an_entry_that_does_not_fit_is_refused_by_name(value):
     else:
         optimizer.state[params[0]]["exp_avg"] = value
     for call in (optimizer.step, optimizer.state_dict):
-        with pytest.raises(ValueError, match=r"parameter 'w'.*'exp_avg'"):
+        with pytest.raises(ValueError, match=r"'exp_avg'.*parameter 'w'"):
             call()
     assert torch.equal(before, params[0].detach())
     assert ours.sum() == 0

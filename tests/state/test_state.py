@@ -66,7 +66,6 @@ def test_half_precision_parameters_keep_float32_state_and_stay_near_float32(meth
         ({}, 24 + 24 + 2 * (16 + 36)),
         ({"moment": "row"}, 24 + 4 + 2 * (16 + 36)),
         ({"moment": "block"}, 24 + 1 + 2 * (16 + 36)),
-        ({"moment": "row", "graft": "adam"}, 24 + 4 + 4 + 2 * (16 + 36)),
         ({"sides": "left"}, 24 + 24 + 2 * 16),
         ({"sides": "right"}, 24 + 24 + 2 * 36),
         ({"sides": "smaller", "moment": "block"}, 24 + 1 + 2 * 16),

@@ -1,7 +1,7 @@
 """What bases may cost: credit, free ones, and those that wait."""
 
 import copy
-from math import log2, prod
+from math import log, prod
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from keyword_table import METHODS, choices
 from training import parameters, problem, run, trained
 
 from eshampoo import EShampoo
-from eshampoo.math.solvers import eigh_cost, least_cost, qr_cost
+from eshampoo.math.solvers import EIGH_PRODUCTS, eigh_cost, least_cost, qr_cost
 
 SHAPES = [(6, 6), (12, 5), (3, 4, 5)]
 PLAIN = {"lr": 1e-2, "betas": (0.9, 0.9), "record": True}
@@ -25,6 +25,20 @@ def spent(optimizer):
         if name.startswith("basis_spent")
     ]
     return [cost for costs in found for cost in costs]
+
+
+def allowance(t, novelty=0.1):
+    """How many bases a factor may always have: one at every step while νt < 1, (1 + ln νt)/ν."""
+    return (1 + log(max(1.0, novelty * t))) / novelty
+
+
+def first_steps(may_have, last):
+    """The steps up to `last` at which a basis is computed, if n of them are allowed at step t."""
+    steps = []
+    for t in range(1, last + 1):
+        if may_have(len(steps) + 1, t):
+            steps.append(t)
+    return steps
 
 
 def earned(report, budget, t):
@@ -53,9 +67,9 @@ def test_no_more_is_spent_than_was_earned(method, solver):
         run(optimizer, params, [step])
         for report, cost in zip(optimizer.basis_report(), spent(optimizer), strict=True):
             # What a computation costs beyond its least is known afterwards.
-            beyond = dearest(report, o) - least_cost(solver, report.size)
+            beyond = dearest(report, o) - least_cost(solver, report.size, "cpu")
             paid = earned(report, 0.5, t) + beyond
-            assert cost <= paid or report.computations <= 1 + 2.5 * log2(1 + t / 2)
+            assert cost <= paid or report.computations <= allowance(t)
             assert (cost > 0) == (report.computations > 0)
     for report in optimizer.basis_report():
         assert report.checks == len(report.history)
@@ -66,18 +80,18 @@ def test_no_more_is_spent_than_was_earned(method, solver):
     assert waited > 0
 
 
-def test_a_computation_waits_until_there_is_credit_for_it():
+@pytest.mark.parametrize("novelty", [0.1, 0.25])
+def test_a_computation_waits_until_there_is_credit_for_it(novelty):
     tensors, grads = problem([(6, 6)], 60)
     params = parameters(tensors)
-    optimizer = EShampoo(params, frequency=1, tau=0.0, budget=0.25, **PLAIN)
+    optimizer = EShampoo(params, frequency=1, tau=0.0, novelty=novelty, **PLAIN)
     run(optimizer, params, grads)
-    # A step earns 0.25 · 3 d³ and a basis costs (5 + 1300/6) d³, so all of these are free: the
-    # n-th at the first t with n − 1 ≤ 2.5 log₂(1 + t/2).
+    # A step earns 0.25 · 3 d³ and a basis costs (5 + 1300/6) d³, so all of these are free.
+    free = first_steps(lambda n, t: n <= allowance(t, novelty), 60)
     for report in optimizer.basis_report():
-        computed = [t for t, _, computed in report.history if computed]
-        assert computed == [1, 2, 3, 4, 5, 6, 9, 12, 17, 23, 30, 41, 54]
-        assert (report.computations, report.waited) == (13, 47)
-    assert spent(optimizer) == [13 * eigh_cost(6)] * 2
+        assert [t for t, _, computed in report.history if computed] == free
+        assert (report.computations, report.waited) == (len(free), 60 - len(free))
+    assert spent(optimizer) == [len(free) * eigh_cost(6)] * 2
 
 
 def test_a_large_budget_pays_for_more_than_the_free_ones():
@@ -95,24 +109,24 @@ def test_without_any_budget_only_the_free_ones_are_computed(solver):
     params = parameters(tensors)
     optimizer = EShampoo(params, frequency=1, tau=0.0, budget=0.0, solver=solver, **PLAIN)
     run(optimizer, params, grads)
-    assert [r.computations for r in optimizer.basis_report()] == [9] * 2
-    assert [r.waited for r in optimizer.basis_report()] == [11] * 2
+    assert [(r.computations, r.waited) for r in optimizer.basis_report()] == [(16, 4)] * 2
 
 
 def test_what_was_spent_without_a_budget_counts_when_there_is_one():
-    tensors, grads = problem([(6, 6)], 80)
+    tensors, grads = problem([(6, 6)], 100)
     params = parameters(tensors)
     optimizer = EShampoo(params, frequency=1, tau=0.0, budget=None, **PLAIN)
-    run(optimizer, params, grads[:13])
-    assert spent(optimizer) == [13 * eigh_cost(6)] * 2
-    optimizer.param_groups[0]["budget"] = 30.0  # 0.406 bases per step: level again at step 35
-    run(optimizer, params, grads[13:60])
+    run(optimizer, params, grads[:40])
+    assert spent(optimizer) == [40 * eigh_cost(6)] * 2
+    optimizer.param_groups[0]["budget"] = 50.0
+    run(optimizer, params, grads[40:80])
     (left, _) = optimizer.basis_report()
-    later = [t for t, _, computed in left.history if computed and t > 13]
-    assert later == [35, 37, 40, 42, 45, 47, 50, 52, 55, 57, 60]
+    later = [t for t, _, computed in left.history if computed and t > 40]
+    paid = first_steps(lambda n, t: n * eigh_cost(6) <= 50.0 * t * 3 * 6**3, 80)
+    assert later == paid[40:]
     optimizer.param_groups[0]["budget"] = None
-    run(optimizer, params, grads[60:])
-    assert all(computed for t, _, computed in optimizer.basis_report()[0].history if t > 60)
+    run(optimizer, params, grads[80:])
+    assert all(computed for t, _, computed in optimizer.basis_report()[0].history if t > 80)
 
 
 @pytest.mark.parametrize("solver", choices("solver"))
@@ -132,11 +146,11 @@ def test_what_is_charged_is_what_was_done(solver):
 def test_factors_of_one_block_have_credit_of_their_own():
     tensors, grads = problem([(24, 4)], 40)
     params = parameters(tensors)
-    optimizer = EShampoo(params, frequency=1, tau=0.0, budget=10.0, **PLAIN)
+    optimizer = EShampoo(params, frequency=1, tau=0.0, budget=15.0, **PLAIN)
     run(optimizer, params, grads)
-    # Of 10 · 3 · 24 · 4 · d t a factor pays 5 d³ + 1300 d²: the large one has its free ones alone.
+    # Of 15 · 3 · 24 · 4 · d t a factor pays 5 d³ + 1300 d²: the large one has its free ones alone.
     large, small = optimizer.basis_report()
-    assert (large.computations, small.computations) == (11, 21)
+    assert (large.computations, small.computations) == (23, 32)
 
 
 def test_neighbours_do_not_change_what_waits():
@@ -153,6 +167,13 @@ def test_neighbours_do_not_change_what_waits():
         assert [(r.computations, r.waited) for r in rows] == [
             (r.computations, r.waited) for r in single.basis_report()
         ]
+
+
+def test_the_cost_of_eigh_is_that_of_the_device(monkeypatch):
+    assert eigh_cost(100, "cuda") == 170 * 100**3
+    monkeypatch.setitem(EIGH_PRODUCTS, "cuda", 20.0)
+    assert least_cost("eigh", 100, "cuda") == 20 * 100**3
+    assert eigh_cost(100) == least_cost("eigh", 100, "cpu") == 18 * 100**3
 
 
 @pytest.mark.parametrize("name", ["basis_checks", "basis_work", "criterion"])

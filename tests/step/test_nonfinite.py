@@ -95,7 +95,9 @@ def test_a_skipped_gradient_is_a_missing_gradient_also_at_a_check(method, freque
 def test_the_blocks_of_a_split_parameter_are_skipped_separately(method):
     tensors, grads = problem([(6, 6)], 8)
     params = parameters(tensors)
-    options = {"max_dim": 3, "frequency": 2, "graft_scope": "block"}
+    options = {"max_dim": 3, "frequency": 2}
+    if method == "Shampoo":
+        options["graft_scope"] = "block"
     optimizer = METHODS[method](params, **options)
     run(optimizer, params, grads[:5])
     (p,) = params

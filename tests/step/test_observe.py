@@ -36,7 +36,8 @@ def alternating(pair, grads, tolerance=1e-9, every=1, first=1):
 
 ROWS = {
     "every method": ("EShampoo", {}),
-    "a fixed size": ("EShampoo", {"rms": 0.4, "budget": 0.25}),
+    "the size of the signal": ("EShampoo", {"rms": "auto", "budget": 0.25}),
+    "KL factors": ("EShampoo", {"factors": "kl"}),
     "novelty": ("EShampoo", {"frequency": "auto", "tau": 0.1}),
     "beta3": ("EShampoo", {"beta3": 0.8, "correction": "basis_aware", "nesterov": True}),
     "the optimal correction": ("EShampoo", {"correction": "optimal"}),
@@ -48,7 +49,7 @@ ROWS = {
         {"variant": "shampoo2", "trace_scaling": True, "exponent": 1.0, "eps": 1e-3, "graft": None},
     ),
     "blocks": ("Shampoo", {"max_dim": 2, "graft_scope": "block", "eigenvalues": "fresh"}),
-    "CASPR": ("CASPR", {"graft": "adam"}),
+    "CASPR": ("CASPR", {"rms": "auto"}),
     "KL-Shampoo": ("KLShampoo", {}),
     "full matrices": ("FullMatrixAdam", {"merge_dims": True}),
 }
@@ -91,14 +92,14 @@ def test_an_observation_changes_the_statistics_alone_and_a_step_everything_but_t
     for step in grads[:3]:
         assert changed_by(optimizer.observe, step) == (statistics, False)
     for step in grads[3:]:
-        assert changed_by(optimizer.step, step) == ({"step", "exp_avg"} | lent, True)
+        assert changed_by(optimizer.step, step) == ({"step", "exp_avg", "norm_sq"} | lent, True)
 
 
 def test_without_observations_it_is_adamw():
     tensors, grads = problem(SHAPES, 20)
     ours, theirs = parameters(tensors), parameters(tensors)
     run(EShampoo(ours, **OBSERVE), ours, grads)
-    run(torch.optim.AdamW(theirs, weight_decay=1e-2), theirs, grads)
+    run(torch.optim.AdamW(theirs, betas=(0.9, 0.95)), theirs, grads)
     assert_close(ours, theirs, 1e-12)
 
 
@@ -132,7 +133,7 @@ def test_a_first_observation_that_is_not_finite_leaves_the_statistics_of_steps()
     feed(ours, [torch.full((4, 3), torch.inf)])
     optimizer.observe()
     run(optimizer, ours, grads)
-    run(torch.optim.AdamW(theirs), theirs, grads)
+    run(torch.optim.AdamW(theirs, betas=(0.9, 0.95)), theirs, grads)
     assert_close(ours, theirs, 1e-12)
 
 

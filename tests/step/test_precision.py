@@ -6,7 +6,6 @@ from training import assert_same, feed, parameters, problem
 
 from eshampoo import EShampoo
 from eshampoo.step import precision
-from eshampoo.step.step import TAKE
 
 if torch.__version__ < "2.9":
     pytest.skip("settings per backend came with torch 2.9", allow_module_level=True)
@@ -68,7 +67,7 @@ def seen_inside(optimizer, monkeypatch):
         found.append((precision.lowered(), *settings()))
         return [], []
 
-    monkeypatch.setitem(TAKE, "step", take_step)
+    monkeypatch.setattr("eshampoo.optimizer.take_step", take_step)
     optimizer.step()
     return found[0]
 
@@ -100,7 +99,7 @@ def test_settings_and_autocast_come_back_after_an_error(monkeypatch):
         assert not torch.is_autocast_enabled("cpu")
         raise ArithmeticError
 
-    monkeypatch.setitem(TAKE, "step", take_step)
+    monkeypatch.setattr("eshampoo.optimizer.take_step", take_step)
     torch.set_float32_matmul_precision("medium")
     before = settings()
     with torch.autocast("cpu", dtype=torch.bfloat16):
