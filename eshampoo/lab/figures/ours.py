@@ -378,7 +378,7 @@ OUR_FIGURES: Mapping[str, Figure] = {
         BATCH,
         HORIZON,
         SIGNAL,
-    )  # fmt: skip
+    )
 }
 # What the pages of the studies say about their own limits.
 LEFT_OUT = (
