@@ -167,8 +167,10 @@ class EigenbasisOptimizer(Optimizer):
         validate.check_params(now, names)
         validate.check_successors(shapes, [group["params"] for group in self.param_groups], names)
         if written:
-            stored = {p: self.state.get(p) or {} for p in self._shown}
-            stored = checkpoint.copies_of(stored, checkpoint.expected(self._buckets), names)
+            stored, wanted = dict(self.state), checkpoint.expected(self._buckets)
+            for p in self._shown:
+                if stored.get(p):
+                    checkpoint.check_fit(p, stored[p], wanted[p], names)
         else:
             stored = checkpoint.collect([b for b in self._buckets if not b.state.step.is_meta])
         pairs = zip(chain(*self._params), now, strict=True)

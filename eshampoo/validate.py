@@ -50,12 +50,6 @@ def plain_unless_tensor(value: Any) -> Any:  # noqa: ANN401
     return value if isinstance(value, Tensor) else plain(value)
 
 
-def whole_number(value: Any) -> Any:  # noqa: ANN401
-    """Like `plain`, and turn a float without a fraction into a whole number: 10.0 becomes 10."""
-    value = plain(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 class Rule(NamedTuple):
     """What a value must be, as a test and in words, and how it is read."""
 
@@ -117,17 +111,14 @@ TAU = Rule(
 WHOLE = Rule(
     lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0,
     "it must be a whole number of at least 0",
-    whole_number,
 )
 COUNT = Rule(
     lambda v: WHOLE.holds(v) and v >= 1,
     "it must be a whole number of at least 1",
-    whole_number,
 )
 FREQUENCY = Rule(
     lambda v: v == "auto" or COUNT.holds(v),
     "it must be 'auto' or a whole number of at least 1",
-    whole_number,
 )
 ABOVE_0 = Rule(lambda v: 0 < number(v) <= 1, "it must lie in (0, 1]")
 RMS = Rule(
@@ -135,26 +126,6 @@ RMS = Rule(
     "it must be 'auto', None, or more than 0 and finite",
 )
 SWITCH = Rule(lambda v: isinstance(v, bool), "it must be True or False")
-
-# Values that contradict each other: a test, their names, and what the error says about them.
-CONTRADICTIONS: tuple[tuple[Callable[[Any], bool], tuple[str, str], str], ...] = (
-    (
-        lambda o: o.rms is not None and o.graft is not None,
-        ("rms", "graft"),
-        "both set the size of an update; leave one of them at None",
-    ),
-    (
-        lambda o: o.sides != "both" and o.vectors == "full",
-        ("sides", "vectors"),
-        "contradict each other, as a vector has one side; set sides='both' or vectors='adam'",
-    ),
-    (
-        lambda o: o.moment != "entry" and o.correction == "optimal",
-        ("moment", "correction"),
-        "contradict each other, as this correction needs every entry of D; set moment='entry' or "
-        "correction='naive'",
-    ),
-)
 
 # Switches of torch's own optimizers, which programs pass to every optimizer.
 SWITCHES: Mapping[str, Rule] = {
@@ -166,12 +137,25 @@ SWITCHES: Mapping[str, Rule] = {
 }
 
 
-def check_contradictions(options: "Options") -> None:
+def check_contradictions(o: "Options") -> None:
     """Refuse values that contradict each other."""
-    for contradicts, names, why in CONTRADICTIONS:
-        if contradicts(options):
-            both = " and ".join(f"{name}={getattr(options, name)!r}" for name in names)
-            raise ValueError(f"{both} {why}")
+    both = "contradict each other"
+    for names, contradicts, why in (
+        (("rms", "graft"), o.rms and o.graft, "both set the size; leave one of them at None"),
+        (
+            ("sides", "vectors"),
+            o.sides != "both" and o.vectors == "full",
+            f"{both}; set sides='both'",
+        ),
+        (
+            ("moment", "correction"),
+            o.moment != "entry" and o.correction == "optimal",
+            f"{both}; set moment='entry' or correction='naive'",
+        ),
+    ):
+        if contradicts:
+            values = " and ".join(f"{name}={getattr(o, name)!r}" for name in names)
+            raise ValueError(f"{values} {why}")
 
 
 def check_switches(values: Mapping[str, Any]) -> None:
@@ -460,6 +444,9 @@ def check_member(rank: int) -> None:
         raise ValueError("this rank is not in its process_group; pass a group that it belongs to")
 
 
-def refuse_placement(p: Tensor, why: str) -> NoReturn:
+def refuse_placement(p: Tensor, fault: str) -> NoReturn:
     """Refuse a DTensor that this rank cannot work with."""
-    raise ValueError(f"a parameter of shape {tuple(p.shape)} {why}")
+    raise ValueError(
+        f"a parameter of shape {tuple(p.shape)} {fault}; parameters must be sharded or replicated "
+        "over a mesh that this rank belongs to: redistribute it, or leave it out on this rank"
+    )

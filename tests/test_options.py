@@ -110,11 +110,8 @@ NUMBERS = [
     ("weight_decay", np.int64(1), 1),
     ("tau", np.float32(0.25), 0.25),
     ("tau", torch.tensor(0.25), 0.25),
-    ("frequency", 10.0, 10),
     ("frequency", np.int64(10), 10),
-    ("frequency", np.float32(10), 10),
     ("frequency", torch.tensor(10), 10),
-    ("max_dim", 64.0, 64),
     ("budget", np.float64(0.5), 0.5),
     ("beta3", np.float32(0.5), 0.5),
 ]

@@ -30,32 +30,33 @@ def plot_basis(report: BasisReport) -> "Figure":
             "pass the basis_report() of an optimizer in which a parameter has a basis"
         )
     recorded = any(row.history for row in report)
-    height = max(3.6, 1.6 + 0.24 * len(layers))
-    figure = Figure(figsize=(11.0 if recorded else 6.0, height), layout="constrained")
+    size = 11.0 if recorded else 6.0, max(3.6, 1.6 + 0.24 * len(layers))
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, 2 if recorded else 1, squeeze=False)[0]
     draw_outcomes(axes[0], layers)
     if recorded:
         draw_criteria(axes[1], report)
-    for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def draw_outcomes(axes: "Axes", layers: dict[tuple[str, str], BasisReport]) -> None:
     """A bar per layer and factor: what its checks led to."""
     labels, left = [f"{layer}  {letter}" for layer, letter in layers], [0.0] * len(layers)
-    checks = [max(1, sum(row.checks for row in rows)) for rows in layers.values()]
-    computed = [sum(row.computations for row in rows) for rows in layers.values()]
-    waited = [sum(row.waited for row in rows) for rows in layers.values()]
-    kept = [c - b - w for c, b, w in zip(checks, computed, waited, strict=True)]
-    for (outcome, colour), counts in zip(OUTCOMES.items(), (computed, waited, kept), strict=True):
-        shares = [max(0, count) / all_ for count, all_ in zip(counts, checks, strict=True)]
+    for outcome, colour in OUTCOMES.items():
+        shares = [outcomes(rows)[outcome] for rows in layers.values()]
         axes.barh(labels, shares, left=left, color=colour, label=outcome)
         left = [a + b for a, b in zip(left, shares, strict=True)]
     axes.invert_yaxis()
-    axes.set_xlim(0, 1)
-    axes.set_xlabel("share of the checks")
+    axes.set(xlim=(0, 1), xlabel="share of the checks")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize=8)
+
+
+def outcomes(rows: BasisReport) -> dict[str, float]:
+    """The shares of the checks that computed a basis, waited for budget, or kept the basis."""
+    checks = max(1, sum(row.checks for row in rows))
+    computed = sum(row.computations for row in rows) / checks
+    waited = sum(row.waited for row in rows) / checks
+    return dict(zip(OUTCOMES, (computed, waited, max(0.0, 1 - computed - waited)), strict=True))
 
 
 def draw_criteria(axes: "Axes", report: BasisReport) -> None:
@@ -68,7 +69,5 @@ def draw_criteria(axes: "Axes", report: BasisReport) -> None:
         computed = [number for number, (_, _, new) in enumerate(history) if new]
         (line,) = axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.6, label=label)
         line.set(marker="o", markersize=3, markevery=computed)
-    axes.set_yscale("log")
-    axes.set_xlabel("step")
-    axes.set_ylabel("criterion ‖Λ̂ − diag Λ̂‖ / ‖Λ̂‖")
+    axes.set(yscale="log", xlabel="step", ylabel="criterion ‖Λ̂ − diag Λ̂‖ / ‖Λ̂‖")
     axes.legend(loc="upper right", frameon=False, fontsize=8)

@@ -86,11 +86,10 @@ class Team:
         """The words of the first rank that has any."""
         some = torch.tensor([len(words)], device=self.device)
         dist.all_reduce(some, dist.ReduceOp.MAX, group=self.group)
-        if int(some) == 0:
-            return ""
         everyone = [""] * self.size
-        dist.all_gather_object(everyone, words, group=self.group)
-        return next(theirs for theirs in everyone if theirs)
+        if int(some) > 0:
+            dist.all_gather_object(everyone, words, group=self.group)
+        return next(filter(None, everyone), "")
 
     # ---------------------------------------------------------------- in a step
 
@@ -206,16 +205,8 @@ def mesh_of(p: Tensor) -> DeviceMesh:
     """The mesh of a DTensor parameter; refuse a parameter that this library cannot handle."""
     assert isinstance(p, DTensor)
     if p.device_mesh.get_coordinate() is None:
-        refuse_placement(
-            p,
-            f"lies on {p.device_mesh}, to which rank {dist.get_rank()} does not belong; give the "
-            "optimizer of each rank only parameters that it has a part in",
-        )
+        refuse_placement(p, f"lies on {p.device_mesh}, without rank {dist.get_rank()}")
     for placement in p.placements:
         if not isinstance(placement, Shard | Replicate | strided_shard()):
-            refuse_placement(
-                p,
-                f"has the placement {placement!r}; it must be sharded or replicated: redistribute "
-                "it before building the optimizer",
-            )
+            refuse_placement(p, f"has the placement {placement!r}")
     return p.device_mesh

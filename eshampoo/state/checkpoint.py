@@ -136,19 +136,6 @@ def check_fit(
     validate.check_entries(p, rows, propagates, names)
 
 
-def copies_of(
-    entries: Entries, shapes: Mapping[Tensor, Shapes], names: Mapping[Tensor, str]
-) -> Entries:
-    """Copies of entries that were written into `state`; refuse those that do not fit."""
-    for p, entry in entries.items():
-        if entry:
-            check_fit(p, entry, shapes[p], names)
-    return {
-        p: {n: local(v).clone() if isinstance(v, Tensor) else v for n, v in entry.items()}
-        for p, entry in entries.items()
-    }
-
-
 def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:
     """Per parameter, the names and shapes of its state."""
     shapes: dict[Tensor, Shapes] = {}

@@ -127,22 +127,23 @@ def verdict(groups: Sequence[Group]) -> str:
     else:
         single = "with a single seed that may be chance"
         chance = single if result.word == "–" else f"that is more than chance ({result.numbers})"
-        sentence = f"{best.label} won: its final training loss is {numbers}"
+        sentence = f"By final training loss {best.label} won: {numbers}"
     return f"{sentence}; {chance}.{versus_adamw(best, groups)}"
 
 
 def versus_adamw(best: Group, groups: Sequence[Group]) -> str:
-    """Say when the best reached AdamW's final loss, if it did and is not AdamW itself."""
+    """Say when the best reached AdamW's final loss, beside AdamW's own way there."""
     reference = baseline(groups)
     if reference is None or best is reference:
         return ""
     hits, steps, seconds = to_baseline(best, reference)
+    _, own_steps, own_seconds = to_baseline(reference, reference)
     if hits < len(best.logs):
         return ""
-    share = steps / reference.run.steps
     return (
-        f" {best.label} reached {reference.label}'s final loss after {share:.0%} of the steps and"
-        f" {seconds / reference.mean('seconds'):.0%} of the time."
+        f" It reached {reference.label}'s final loss after {steps:,.0f} steps and {seconds:.1f} s;"
+        f" {reference.label} itself took {own_steps:,.0f} steps and {own_seconds:.1f} s:"
+        f" {steps / own_steps:.0%} of the steps and {seconds / own_seconds:.0%} of the time."
     )
 
 

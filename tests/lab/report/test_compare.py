@@ -55,9 +55,10 @@ def judged(**finals):
 
 def test_the_winner_is_named_when_every_seed_is_lower():
     text = judged(adamw=[0.9, 1.0, 1.1], eshampoo=[0.4, 0.5, 0.6])
-    assert text.startswith("EShampoo won: its final training loss is 0.5 ± 0.1, next is AdamW")
+    assert text.startswith("By final training loss EShampoo won: 0.5 ± 0.1, next is AdamW with 1")
     assert "that is more than chance (t(4.0) = 6.1, p = 0.0036)" in text
-    assert "AdamW's final loss after 69% of the steps and 69% of the time" in text
+    assert "It reached AdamW's final loss after 69 steps and 6.9 s; AdamW itself took 93" in text
+    assert text.endswith("75% of the steps and 75% of the time.")
 
 
 def test_a_difference_that_may_be_chance_has_no_clear_winner():
@@ -68,7 +69,7 @@ def test_a_difference_that_may_be_chance_has_no_clear_winner():
 
 def test_adamw_can_win():
     text = judged(adamw=[0.4, 0.41], eshampoo=[0.6, 0.61])
-    assert text.startswith("AdamW won")
+    assert text.startswith("By final training loss AdamW won")
     assert "reached" not in text
 
 
@@ -76,7 +77,7 @@ def test_special_cases_are_told():
     assert "single seed" in judged(adamw=[0.4], eshampoo=[0.6])
     assert "loss of 0.4; nothing to compare with" in judged(adamw=[0.4])
     assert judged(adamw=[math.inf], soap=[math.inf]).startswith("Nobody won")
-    assert judged(adamw=[0.4], soap=[math.inf]).startswith("AdamW won")
+    assert judged(adamw=[0.4], soap=[math.inf]).startswith("By final training loss AdamW won")
     assert verdict([]) == "No run has finished yet."
 
 
