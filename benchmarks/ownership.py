@@ -76,7 +76,7 @@ def simulate(model: str, ranks: int, placement: Placement) -> Shares:
     for (block, modes), owner in zip(blocks, owners, strict=True):
         numel, sizes = prod(block.shape), [block.shape[mode] for mode in modes]
         numbers = 2 * numel + sum(2 * d * d for d in sizes)
-        found.states[owner] += FLOAT * numbers + PER_BLOCK + PER_FACTOR * len(modes)
+        found.states[owner] += FLOAT * (numbers + 2) + PER_BLOCK + PER_FACTOR * len(modes)
         found.products[owner] += 3 * sum(numel * d for d in sizes)
         if sharded:  # what a rank holds of its own blocks stays, as a gradient and as an update
             here = _overlap(block, owner, ranks)

@@ -21,10 +21,9 @@ def main() -> None:
         GPT2LMHeadModel(config),
         LoraConfig(r=4, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True),
     )
-    # An adapter has a long side and a short one. A basis of the long side would be far larger than
-    # the adapter, so that side gets none where it is too long (docs/recipes/peft.md).
-    adapters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    optimizer = EShampoo(adapters, lr=2e-2)
+    # Frozen parameters have no state. The long side of an adapter has no basis, which would be far
+    # larger than the adapter (docs/recipes/peft.md).
+    optimizer = EShampoo(model.named_parameters(), lr=2e-2)
     losses: list[float] = []
     for _ in range(60):
         start = torch.randint(TOKENS, (32, 1))

@@ -1,4 +1,4 @@
-"""Instead of AdamW at AdamW's rate, with nothing tuned: after 100 steps no loss is above AdamW's."""
+"""In AdamW's place, at its rate and untuned: after 100 steps no loss is above AdamW's."""
 
 import pytest
 import torch

@@ -60,7 +60,9 @@ def settings():
     """EShampoo with every solver, merged or not, and the others as they come."""
     for solver in SOLVERS:
         for merge_dims in (False, True):
-            yield "EShampoo", {"solver": solver, "merge_dims": merge_dims}
+            # With a short memory, "partial" chooses its coordinates anew so often that an ulp grows.
+            more = {"betas": (0.9, 0.999)} if solver == "partial" else {}
+            yield "EShampoo", {"solver": solver, "merge_dims": merge_dims, **more}
     for method in [*METHODS][1:]:
         yield method, {}
 

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 # How many entries a CPU thread works on at a time in element-wise work, to stay in its cache.
 CHUNK = 1 << 16
 
-# The least √D that counts as signal: this many machine epsilons times √E‖G‖².
-ROUNDING = 64.0
+# The least √D that counts as signal: this many machine epsilons times √E‖G‖², and with `rms` this
+# share of the root mean square.
+ROUNDING, SIGNAL = 64.0, 1e-3
 
 # What KL-Shampoo adds to every eigenvalue, as a share of their mean. The first gradient in a
 # direction without signal (a rare token) is divided by this share, fills the other factor, and so
@@ -74,7 +75,7 @@ class Coefficients(NamedTuple):
     shift: Tensor  # which is (1−β1^t) ((D/(1−β3^t))^p + ε)
     minus_lr: Tensor  # −α
     age: Tensor  # how many gradients the statistics have seen
-    least: Tensor  # the least √D that counts as signal, once a basis has changed
+    root: Tensor  # √E‖G‖², with the weight that it has in D
     size: Tensor  # RMS(U) with `rms`; with "auto" in units of ‖M̃‖
 
     def split(self, sizes: list[int]) -> "list[Coefficients]":
@@ -126,12 +127,7 @@ def coefficients(
     observations: Tensor | None = None,  # [N]: n, with this one; None: the statistics see steps
     observing: bool = False,  # whether this is an observation, in which nothing moves
 ) -> tuple[Coefficients, Tensor]:
-    """The numbers of Algorithm 2 that depend on t, and e ← β1 e + (1−β1) ‖G‖² with its weight.
-
-    Rotations leave an error of about u‖G‖ in every entry. Where there was nothing else (in the null
-    space of a factor), Adam would divide the error by itself and take a full-size step. So √D
-    counts as at least 64 u √ê.
-    """
+    """The numbers of Algorithm 2 that depend on t, and e ← β1 e + (1−β1) ‖G‖² with its weight."""
     (beta1, beta2), beta3 = o.betas, o.beta_scale
     t, live = step.clamp_min(1.0).unsqueeze(1), live.unsqueeze(1)
     moves, factors_see, D_sees, age = roles(step.unsqueeze(1), live, observations, observing, row)
@@ -141,7 +137,6 @@ def coefficients(
     gain = bias1 / to_power(bias3, row.exponent or o.exponent)
     share1 = share(beta1, moves)
     e, mean = average_norms(norm_sq, norm, share1)
-    rounding = ROUNDING * torch.finfo(mean.dtype).eps
     c = Coefficients(
         live,
         moves,
@@ -154,7 +149,7 @@ def coefficients(
         (bias1 if row.epsilon == "corrected" else gain) * o.least_eps,
         (moves.abs() * -o.rate).to(live.dtype),
         age,
-        (mean * total_weight(beta, age.clamp_min(1.0))).sqrt_().mul_(rounding),
+        (mean * total_weight(beta, age.clamp_min(1.0))).sqrt_(),
         size_of_signal(mean, bias1, o),
     )
     return c, e
@@ -312,9 +307,7 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
     if D is None:
         values = s.diagonals[0] if s.full is None else diagonal(s.full)
         D = values.clamp_min(0.0).reshape(s.exp_avg.shape)
-    least = c.least * s.has_basis.unsqueeze(1)
-    if s.lean:  # a rounded basis leaves a larger error
-        least = least * max(1.0, s.basis_rounding / (ROUNDING * torch.finfo(G.dtype).eps))
+    least = c.root * (least_share(s, o) * s.has_basis.unsqueeze(1))
     if o.moment != "entry":  # D has one number for many entries
         observe_moment_(s, G, c, o)
         D, averaged = D.expand_as(G), False
@@ -420,6 +413,21 @@ def average_momentum_(s: State, G: Tensor, share1: Tensor) -> Tensor:
 def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
     """M̃, or with nesterov β1 M̃ + (1−β1) G̃."""
     return torch.lerp(G, M, o.betas[0]) if o.looks_ahead else M
+
+
+def least_share(s: State, o: Options) -> float:
+    """The least √D that counts as signal once a basis has changed, as a share of √E‖G‖².
+
+    Rotations leave an error of about u‖G‖ in every entry. Where there was nothing else (in the null
+    space of a factor), Adam would divide the error by itself and take a full-size step. Values over
+    64 u √E‖G‖² are not rounding; a lean basis leaves a larger error. With `rms`, √D is at least a
+    thousandth of its root mean square: so one ulp in a gradient stays one ulp in an update that is
+    scaled up.
+    """
+    least = max(ROUNDING * torch.finfo(s.step.dtype).eps, s.basis_rounding)
+    return (
+        least if o.rms is None else max(least, SIGNAL / math.sqrt(math.prod(s.exp_avg.shape[1:])))
+    )
 
 
 def total_weight(beta: float, t: Tensor) -> Tensor:

@@ -17,11 +17,18 @@ OPTIONS = {
     "partial": {"frequency": 6, "tau": 0.1, "solver": "partial", "max_dim": 24},
     "auto": {
         "frequency": "auto",
-        "novelty": 0.05,
+        "betas": (0.9, 0.99),
+        "tau": schedules.piecewise((6,), (1.0, 0.0)),
+        "max_dim": 24,
+    },
+    "rationed": {
+        "frequency": 2,
+        "novelty": 0.5,
         "budget": 0.0,
         "tau": schedules.piecewise((6,), (1.0, 0.0)),
         "max_dim": 24,
     },
+    "KL factors": {"frequency": 6, "tau": 0.0, "max_dim": 24, "factors": "kl"},
     "Shampoo": {"frequency": 6, "max_dim": 24},
     "block graft": {"frequency": 6, "max_dim": 24, "graft_scope": "block", "graft": "sgd"},
     "SOAP": {"frequency": 5, "lr": 1e-3},
@@ -37,6 +44,8 @@ CLASSES = {
     "adaptive": "EShampoo",
     "partial": "EShampoo",
     "auto": "EShampoo",
+    "rationed": "EShampoo",
+    "KL factors": "EShampoo",
     "block graft": "Shampoo",
     "one side": "EShampoo",
     "rows": "EShampoo",
@@ -168,7 +177,7 @@ def reference(method, kind=Net, dtype=torch.float64, steps=STEPS):
         assert all(r.checks >= steps // F - 1 for r in reports)
         assert reports or method == "Muon"
         assert sum(r.computations for r in reports) >= len(reports)
-        if method == "auto":
+        if method == "rationed":
             assert all(r.waited > 0 for r in reports)
         if method == "adaptive":
             assert any(r.computations < r.checks for r in reports)

@@ -54,10 +54,22 @@ def test_fsdp_equals_one_process(world):
     """Every method on two ranks; on more, where parts are uneven, one without and one with norms
     that ranks add up: no other method sends anything else."""
     mesh, part = world.mesh(), (world.rank, world.size)
-    more = ("auto", "CASPR", "one side", "rows", "Muon", "observed")
+    more = ("auto", "rationed", "KL factors", "CASPR", "one side", "rows", "Muon", "observed")
     methods = (*METHODS, *more) if world.size == 2 else SOME
     found = follow(lambda model: sharded(model, mesh), part, methods)
     return found | given(world, [(Shard(0),)] * 5, mesh) if world.size == 2 else found
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_pieces_of_stacked_matrices_on_ranks_are_those_of_one_process(world, dim):
+    """Also where a rank holds some of the matrices, and where a shard ends inside a piece."""
+    shapes, placements = [(4, 9, 3), (2, 15, 5), (9,)], [(Shard(dim),), (Shard(dim),), (Shard(0),)]
+    options = {"batch_dims": 1, "pieces": 3}
+    return [
+        fed(world, method, shapes, placements, world.mesh(), **options)[1]
+        for method in (*SOME, "Muon")
+    ]
 
 
 @pytest.mark.ranks(4)

@@ -340,15 +340,23 @@ SIGNAL_RATES: Mapping[str, tuple[float, ...]] = {
 
 
 def with_signal(workload: str) -> Panel:
-    """Compare EShampoo with Gram and with KL factors, and other values of β2, on one workload."""
-    tried, middle = SIGNAL_RATES[workload], SIGNAL_RATES[workload][1:2]
-    curves = [
-        Curve("EShampoo", "eshampoo", DEFAULT, rates=rates(tried)),
-        Curve("EShampoo, KL factors", "eshampoo", {**DEFAULT, "factors": "kl"}, rates=rates(tried)),
-    ]
-    for beta2 in (0.9, 0.99, 0.999):
+    """Compare EShampoo with Gram and with KL factors on one workload."""
+    tried = rates(SIGNAL_RATES[workload])
+    with_kl: Options = {**DEFAULT, "factors": "kl"}
+    curves = (
+        Curve("EShampoo", "eshampoo", DEFAULT, rates=tried),
+        Curve("EShampoo, KL factors", "eshampoo", with_kl, rates=tried),
+    )
+    return over_rates(workload, curves)
+
+
+def over_memory(workload: str) -> Panel:
+    """Compare four values of β2 with the default on one workload, at the middle rate."""
+    tried = rates(SIGNAL_RATES[workload][1:2])
+    curves = []
+    for beta2 in (0.9, 0.95, 0.99, 0.999):
         options: Options = {**DEFAULT, "betas": (0.9, beta2)}
-        curves.append(Curve(f"EShampoo, β2 = {beta2:g}", "eshampoo", options, rates=rates(middle)))
+        curves.append(Curve(f"β2 = {beta2:g}", "eshampoo", options, rates=tried))
     return over_rates(workload, curves)
 
 
@@ -359,6 +367,14 @@ SIGNAL = Figure(
     " 0.003 (digits, characters, Llama, ConvNeXt), 0.001 (ViT on dogs), 0.01 (U-Net) and 0.03"
     " (molecules, Poisson).",
     panels=tuple(map(with_signal, SIGNAL_RATES)),
+    seeds=2,
+)
+MEMORY = Figure(
+    name="memory",
+    title="β2 with the default",
+    note='Final loss at the middle rate of the figure "signal": how long should D and the factors'
+    " remember?",
+    panels=tuple(map(over_memory, SIGNAL_RATES)),
     seeds=2,
 )
 
@@ -378,6 +394,7 @@ OUR_FIGURES: Mapping[str, Figure] = {
         BATCH,
         HORIZON,
         SIGNAL,
+        MEMORY,
     )
 }
 # What the pages of the studies say about their own limits.

@@ -1,5 +1,6 @@
 """The report: one file that opens offline, readable axes, and names that stay text."""
 
+import html
 import json
 import re
 
@@ -21,7 +22,7 @@ def logs(tmp_path_factory):
 
 def test_the_page_is_complete_in_itself(logs):
     page = report_page(logs)
-    assert verdict(group_logs(logs)) in page
+    assert html.escape(verdict(group_logs(logs))) in page
     assert not re.search(r"https?://|<script", page)
     # the loss against steps and time; of the bases criterion, layers and factors
     assert page.count('<img alt="') == page.count('src="data:image/svg+xml;base64,') == 2 + 3
