@@ -25,8 +25,9 @@ HEADINGS = {
     "Blocks": "Blocks",
     "Observed": "Statistics of other gradients",
     "SecondMoment": "The scale D",
-    "Grafting": "Grafting, and moments for many entries",
-    "Roots": "Inverse roots",
+    "Averaged": "Factors",
+    "Moments": "Moments for many entries",
+    "Roots": "Inverse roots and grafting",
     "NewtonSchulz": "Newton–Schulz",
 }
 ENTRY = re.compile(r"^    (\w+): (.*(?:\n      .*)*)", re.M)

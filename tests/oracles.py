@@ -482,6 +482,14 @@ class Oracle:
         block.D = average(block.D, G**2, beta)
         return M / ((block.D / bias(beta, block.t)).sqrt() + self.eps)
 
+    def floored(self, block: Block, D: Tensor, beta: float) -> Tensor:
+        """√D; with `rms`, in a basis of its own, at least a thousandth of √(E‖G‖²/∏d)."""
+        if self.rms is None or not any(block.computed):
+            return D.sqrt()
+        n, beta1 = self.seen(block), self.betas[0]
+        energy = block.e / (1 - beta1**block.t) * (n if beta == 1 else 1 - beta**n)
+        return D.sqrt().clamp(min=1e-3 * math.sqrt(energy / D.numel()))
+
     def shared(self, X: Tensor) -> Tensor:
         """X, or in place of every entry the mean of its row (its first mode) or of the block."""
         if self.moment == "row":
@@ -633,7 +641,7 @@ class EShampoo(Oracle):
             self.learn_(block, G)
         beta3 = beta2 if self.correction == "optimal" else beta3
         D = self.optimal(block) if self.correction == "optimal" else block.D
-        root = D.sqrt() / math.sqrt(bias(beta3, block.age))
+        root = self.floored(block, D, beta3) / math.sqrt(bias(beta3, block.age))
         U = apply(transposed(block.Q), M) / (root ** (2 * self.exponent) + self.eps)
         return apply(block.Q, U)
 
@@ -850,7 +858,7 @@ class SOAP(Oracle):
         block.D = average(block.D, seen, beta2)
         p = 0.5 if block.elementwise else self.exponent
         self.observe_(block, G)
-        root = block.D**p
+        root = self.floored(block, block.D, beta2) ** (2 * p)
         scaled = apply(transposed(block.Q), M) / (root + self.eps) * bias(beta2, block.t) ** p
         U = apply(block.Q, scaled)
         if self.checks(block):

@@ -60,7 +60,7 @@ def settings():
     """EShampoo with every solver, merged or not, and the others as they come."""
     for solver in SOLVERS:
         for merge_dims in (False, True):
-            # With a short memory, "partial" chooses its coordinates anew so often that an ulp grows.
+            # With a short memory, "partial" chooses new coordinates so often that an ulp grows.
             more = {"betas": (0.9, 0.999)} if solver == "partial" else {}
             yield "EShampoo", {"solver": solver, "merge_dims": merge_dims, **more}
     for method in [*METHODS][1:]:

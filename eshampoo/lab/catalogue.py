@@ -70,7 +70,7 @@ DIGITS_VIT = classifier(
                 "adamw": {"lr": 6e-3},
                 "shampoo": {"lr": 1e-2, "frequency": 4},
                 "soap": {"lr": 1e-2},
-                "eshampoo": {"lr": 3e-3, "betas": (0.9, 0.95)},
+                "eshampoo": {"lr": 3e-3},
                 "klshampoo": {"lr": 1e-2},
                 "muon": {"lr": 1e-2},
             },

@@ -13,7 +13,7 @@ from rich.text import Text
 from eshampoo.lab.catalogue import WORKLOADS, setting, workload
 from eshampoo.lab.errors import INTERRUPTED, UserError
 from eshampoo.lab.files import held, made, write_atomic
-from eshampoo.lab.optimizers import Option, check_options, parse_option
+from eshampoo.lab.optimizers import Option, check_options, own_memory, parse_option
 from eshampoo.lab.report.compare import comparison_table, group_logs, verdict
 from eshampoo.lab.run.checkpoint import discard_checkpoints
 from eshampoo.lab.run.progress import RunDisplay
@@ -163,6 +163,7 @@ def train_one(
     row = workload(known.workload)
     check_options(known.optimizer, options)
     lengths = {"steps": known.steps, "evaluations": known.evaluations}
+    options = {**own_memory(known.optimizer), **options}
     run = row.run(known.optimizer, options, scale=known.scale, seed=known.seed, **lengths)
     out = known.out or Path("runs") / run.place
     existing = out / FILE_NAME
@@ -184,7 +185,7 @@ def compare(known: argparse.Namespace, command: str, console: Console) -> int:
     directory = known.out or Path("runs") / f"compare-{row.name}"
     lengths = {"steps": known.steps, "evaluations": known.evaluations}
     runs = [
-        row.run(name, options, scale=known.scale, seed=seed, **lengths)
+        row.run(name, {**own_memory(name), **options}, scale=known.scale, seed=seed, **lengths)
         for seed in range(known.seeds)
         for name, options in chosen
     ]

@@ -34,6 +34,11 @@ def keywords(name: str) -> list[str]:
     return [key for key in inspect.signature(optimizer_class(name)).parameters if key != "params"]
 
 
+def own_memory(name: str) -> Mapping[str, Option]:
+    """Return EShampoo's own β2, which is part of its default; others take the workload's."""
+    return {"betas": (0.9, 0.95)} if name == "eshampoo" else {}
+
+
 def parse_option(text: str) -> Option:
     """Read a typed value: ``none``, ``true``, ``10``, ``0.1``, ``0.9,0.999`` or a word."""
     words: dict[str, Option] = {"none": None, "true": True, "false": False}
