@@ -1,6 +1,7 @@
 """The command: what it does, and one clear line for everything typed wrongly."""
 
 import builtins
+import html
 import re
 
 import made_data
@@ -38,7 +39,7 @@ def test_compare_ends_with_a_table_a_verdict_and_a_page(compared, capsys):
     assert [log.finished for log in logs] == [True] * 4
     assert {log.run.seed for log in logs} == {0, 1}
     page = (compared / "report.html").read_text()
-    assert verdict(group_logs(logs)) in page
+    assert html.escape(verdict(group_logs(logs))) in page
     assert not re.search(r"https?://|<script", page)
     assert page.count("<img") == 2 + 3
     assert "eshampoo compare digits-vit" in page
