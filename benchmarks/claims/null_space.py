@@ -159,7 +159,8 @@ def mlp(seed: int) -> nn.Sequential:
 
 def optimizer(model: nn.Module, lr: float, options: dict[str, Any]) -> EShampoo:
     params = model.parameters()
-    return EShampoo(params, lr=lr, weight_decay=0.0, budget=None, rms=None, **options)
+    more = {"weight_decay": 0.0, "budget": None, "rms": None, **options}
+    return EShampoo(params, lr=lr, betas=(0.9, 0.999), **more)
 
 
 def train(

@@ -381,7 +381,7 @@ def by_sum_of_sides_(s: State, G: Tensor, c: Coefficients, o: Options, p: float)
 
     For a matrix this is (L^{-1/2}M + 2 L^{-1/4}MR^{-1/4} + MR^{-1/2})/4 in the basis. In a sum, no
     side compensates for another, so √λ counts as at least 64 u √Tr L once a basis has changed:
-    anything smaller is rounding, as in `floor`.
+    anything smaller is rounding, as in `least_share`.
     """
     M, k = momentum_(s, G, c, o, p), len(s.factors)
     rounding = (ROUNDING * torch.finfo(M.dtype).eps) ** 2 * s.has_basis.unsqueeze(1)
