@@ -5,6 +5,7 @@ An error states the value, the rule and the fix, and is raised before anything h
 
 import difflib
 import math
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
@@ -50,6 +51,12 @@ def plain_unless_tensor(value: Any) -> Any:  # noqa: ANN401
     return value if isinstance(value, Tensor) else plain(value)
 
 
+def whole_number(value: Any) -> Any:  # noqa: ANN401
+    """Like `plain`, and turn a float without a fraction into a whole number: 10.0 becomes 10."""
+    value = plain(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class Rule(NamedTuple):
     """What a value must be, as a test and in words, and how it is read."""
 
@@ -61,9 +68,16 @@ class Rule(NamedTuple):
         """Refuse a value with the usual error."""
         if not self.holds(value):
             raise ValueError(
-                f"{name}={value!r} is not valid: {self.words}. Pass such a value to the "
-                "constructor or write it into the param group"
+                f"{name}={value!r} is not valid: {self.words}{_if_quoted(value)}. Pass such a "
+                f"value to the constructor or write it into the param group"
             )
+
+
+def _if_quoted(value: object) -> str:
+    """What to say about a number in quotes."""
+    if not isinstance(value, str) or not re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value, re.I):
+        return ""
+    return f", and this is a string, not a number (as YAML reads 1e-3): write float({value!r})"
 
 
 def number(value: object) -> float:
@@ -111,14 +125,17 @@ TAU = Rule(
 WHOLE = Rule(
     lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0,
     "it must be a whole number of at least 0",
+    whole_number,
 )
 COUNT = Rule(
     lambda v: WHOLE.holds(v) and v >= 1,
     "it must be a whole number of at least 1",
+    whole_number,
 )
 FREQUENCY = Rule(
     lambda v: v == "auto" or COUNT.holds(v),
     "it must be 'auto' or a whole number of at least 1",
+    whole_number,
 )
 ABOVE_0 = Rule(lambda v: 0 < number(v) <= 1, "it must lie in (0, 1]")
 RMS = Rule(
@@ -340,6 +357,8 @@ def failed_bases(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> st
 
 # -------------------------------------------------------------------- states
 
+# Entries that are whole numbers.
+COUNTERS = ("basis_checks", "basis_computations", "basis_failures", "basis_waited")
 # Entries that cannot be negative. Before its first gradient, SOAP is at step −1.
 NOT_NEGATIVE = ("basis_", "criterion", "exp_avg_sq", "skipped", "observations", "norm_sq")
 
@@ -415,6 +434,10 @@ def fault_of(
         return "is missing" if value is None else f"is a {type(value).__name__}, not a tensor"
     if found != shape:
         return f"has the shape {tuple(value.shape)}, which does not fit"
+    if value.layout != torch.strided:
+        return f"has the layout {value.layout}"
+    if name.startswith(COUNTERS) and value.is_floating_point():
+        return f"has the dtype {value.dtype}"
     if value.numel() == 0 or value.is_meta:
         return "is on the meta device, without values" if value.is_meta and not p.is_meta else ""
     least, most = torch.stack(torch.aminmax(value)).tolist()

@@ -110,11 +110,24 @@ NUMBERS = [
     ("weight_decay", np.int64(1), 1),
     ("tau", np.float32(0.25), 0.25),
     ("tau", torch.tensor(0.25), 0.25),
+    ("frequency", 10.0, 10),
     ("frequency", np.int64(10), 10),
+    ("frequency", np.float32(10), 10),
     ("frequency", torch.tensor(10), 10),
+    ("max_dim", 64.0, 64),
     ("budget", np.float64(0.5), 0.5),
     ("beta3", np.float32(0.5), 0.5),
 ]
+
+
+@pytest.mark.parametrize(("name", "value"), [("lr", "1e-3"), ("frequency", "10"), ("eps", "1E-8")])
+def test_a_number_in_quotes_is_refused_as_a_string(name, value):
+    with pytest.raises(ValueError, match="is a string, not a number") as error:
+        EShampoo(parameters([torch.ones(2, 2)]), **{name: value})
+    assert f"{name}={value!r}" in str(error.value)
+    with pytest.raises(ValueError, match="solver='jacobi'") as error:
+        EShampoo(parameters([torch.ones(2, 2)]), solver="jacobi")
+    assert "string" not in str(error.value)
 
 
 def test_numbers_of_other_libraries_are_numbers():

@@ -36,7 +36,9 @@ def keywords(name: str) -> list[str]:
 
 def own_memory(name: str) -> Mapping[str, Option]:
     """Return EShampoo's own β2, which is part of its default; others take the workload's."""
-    return {"betas": (0.9, 0.95)} if name == "eshampoo" else {}
+    if name != "eshampoo":
+        return {}
+    return {"betas": inspect.signature(optimizer_class(name)).parameters["betas"].default}
 
 
 def parse_option(text: str) -> Option:

@@ -178,7 +178,9 @@ def teams_of(
             teams[p].layout += [*about, what]
     if o.process_group is not None:
         team = known.get(o.process_group) or Team(o.process_group)
+        values = [f"the values of parameter {n}: {checksum(p)}" for n, p in enumerate(params)]
         team.check_same([*about, *facts_of(o), *layout])
+        team.check_same(values)
     return teams
 
 
@@ -199,6 +201,17 @@ def layout_of(p: Tensor, names: Mapping[Tensor, str]) -> str:
     if isinstance(p, DTensor):
         what += f" {p.placements} on a mesh of shape {tuple(p.device_mesh.shape)}"
     return what
+
+
+def checksum(p: Tensor) -> str:
+    """An exact checksum of the bits of a parameter; "" for a DTensor, whose ranks hold others."""
+    if isinstance(p, DTensor) or p.is_meta:
+        return ""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[p.element_size()]
+    bits = p.detach().contiguous().view(integers).flatten().to(torch.int64)
+    # Weighted by position, modulo 2⁶⁴: the same on all kinds of processors.
+    position = torch.arange(1, 2 * len(bits), 2, device=p.device)
+    return f"checksum {int((bits * position).sum()) & (1 << 64) - 1:016x}"
 
 
 def mesh_of(p: Tensor) -> DeviceMesh:

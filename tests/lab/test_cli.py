@@ -140,7 +140,7 @@ REFUSED = {
     "a value that comes later": (["--tau", "0.8,-1@0.5"], "refuses its options"),
     "a seed beyond torch's": (["--seed", "9" * 19], "must be a whole number"),
     "betas without an end": (["--betas", "0.9,inf"], "is not a finite number"),
-    "a schedule of shapes": (["--max-dim", "8,16@0.5"], "must be a whole number"),
+    "a schedule of shapes": (["--max-dim", "8,16@0.5"], "the shapes of the state depend on it"),
     "a device without values": (["--device", "meta"], "cannot compute on 'meta'"),
 }
 

@@ -29,6 +29,9 @@ def test_parameters_or_options_that_differ_between_ranks_are_refused(world):
     def leaves(tensors):
         return [nn.Parameter(v) for v in tensors]
 
+    other = [v.clone() for v in values]
+    other[0][:2] = values[0][:2].flip(0)  # the same sum
+    build(leaves(other if last else values), "the values of parameter 0")
     first, second = (f"param group 0: {n} is without a name" for n in range(2))
     build(leaves(values[:1] if last else values), "nothing")
     build(leaves(values if last else values[:1]), f"{second} (4,)")
@@ -57,7 +60,7 @@ def test_parameters_or_options_that_differ_between_ranks_are_refused(world):
 
 @pytest.mark.ranks(2)
 def test_two_weights_of_one_shape_that_are_swapped_on_one_rank_are_refused(world):
-    """DDP compares names when it is built, FSDP2 at the first step."""
+    """DDP compares names and values when it is built, FSDP2 names at the first step."""
     values, grads = tensors([(6, 5), (6, 5), (7,)], 1)
     last = world.rank == world.size - 1
 
@@ -65,12 +68,15 @@ def test_two_weights_of_one_shape_that_are_swapped_on_one_rank_are_refused(world
         a, b, c = params
         return [b, a, c] if last else [a, b, c]
 
-    def require(error):
+    def require(error, what="param group 0: 0 is b (6, 5)"):
         alike(str(error))
-        theirs = f"rank {world.size - 1} of the process group has (param group 0: 0 is b (6, 5)"
-        assert theirs in str(error), error
+        assert f"rank {world.size - 1} of the process group has ({what}" in str(error), error
 
-    named = [(name, nn.Parameter(v.clone())) for name, v in zip("abc", values, strict=True)]
+    leaves = [nn.Parameter(v.clone()) for v in values]
+    with expect(ValueError) as error:
+        optimizer("EShampoo", in_order(leaves), process_group=dist.group.WORLD)
+    require(error, "the values of parameter 0")
+    named = list(zip("abc", leaves, strict=True))
     with expect(ValueError) as error:
         optimizer("EShampoo", in_order(named), process_group=dist.group.WORLD)
     require(error)

@@ -54,6 +54,8 @@ def test_entries_of_another_kind_are_refused():
         ("step", "text"),
         ("step", NAN),
         ("step", -1),
+        ("basis_checks", torch.ones(1, 2)),
+        ("exp_avg", torch.ones(1, 4, 4).to_sparse()),
         ("exp_avg", torch.ones(1, 4, 4, device="meta")),
     ]:
         word = rf"shape \(4, 4\).*{name}|{name}.*shape \(4, 4\)"
