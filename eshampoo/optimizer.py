@@ -148,7 +148,6 @@ class EigenbasisOptimizer(Optimizer):
         written = len(values) != len(self._views) or any(map(is_not, values, self._views))
         if (
             written
-            or any(map(is_not, entries, self._shown.values()))
             or list(map(len, groups)) != list(map(len, self._params))
             or any(map(is_not, params, chain(*self._params)))
             or list(map(LOOK, params)) != self._looks
@@ -357,15 +356,12 @@ class EigenbasisOptimizer(Optimizer):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
         groups = checkpoint.read_groups(state_dict, self.param_groups, self.method.name)
-        lenient: set[Tensor] = set()  # parameters whose gradients may bring in NaN and Inf
         for group, shaping in zip(groups, self._shaping, strict=True):
-            o = Options.of(group, self._own)
-            validate.check_shaping(o.shaping, shaping)
-            lenient |= set(group["params"] if o.nonfinite == "propagate" else ())
+            validate.check_shaping(Options.of(group, self._own).shaping, shaping)
         params, names = self._parameters(), self._names()
         self._trained = self._trained | checkpoint.with_entries(state_dict, params)
         self._follow()  # frozen parameters that were trained before get room for their state
-        saved, adam = checkpoint.read_state(state_dict, params, self._buckets, lenient, names)
+        saved, adam = checkpoint.read_state(state_dict, params, self._buckets, names)
         if adam:
             validate.warn_if_without_basis(self._buckets, names)
         return groups, saved, adam

@@ -408,23 +408,20 @@ def refuse_adam(method: str) -> NoReturn:
 def check_entries(
     p: Tensor,
     rows: Sequence[tuple[str, object, Shape | None, Shape | None]],
-    propagates: bool,  # whether NaN and Inf may come in with the gradients
     names: Mapping[Tensor, str],
 ) -> None:
     """Refuse entries of a state: name, what this rank holds, expected shape, shape found."""
     for name, value, shape, found in rows:
-        if fault := fault_of(p, name, value, shape, found, propagates):
+        if fault := fault_of(p, name, value, shape, found):
             raise ValueError(
                 f"{name!r} in the state of {called(p, names)} {fault}; nothing was changed. Load "
                 "an undamaged file, of the same parameters with the same max_dim, merge_dims, "
-                "oversize, vectors, matrices, sides, moment, statistics, factors, batch_dims, "
-                "pieces, graft and correction"
+                "oversize, vectors, matrices, sides, state, moment, statistics, factors, "
+                "batch_dims, pieces, graft and correction"
             )
 
 
-def fault_of(
-    p: Tensor, name: str, value: object, shape: Shape | None, found: Shape | None, propagates: bool
-) -> str:
+def fault_of(p: Tensor, name: str, value: object, shape: Shape | None, found: Shape | None) -> str:
     """What is wrong with an entry of a state; "" if nothing is."""
     if shape is None:
         return "is not in the state of this optimizer"
@@ -441,7 +438,7 @@ def fault_of(
     if value.numel() == 0 or value.is_meta:
         return "is on the meta device, without values" if value.is_meta and not p.is_meta else ""
     least, most = torch.stack(torch.aminmax(value)).tolist()
-    if not (propagates or (math.isfinite(least) and math.isfinite(most))):
+    if not (math.isfinite(least) and math.isfinite(most)):
         return "has NaN or Inf"
     limit = -1.0 if name.startswith("step") else 0.0
     basis = name.startswith("basis_") and value.dim() == 3  # and not a counter

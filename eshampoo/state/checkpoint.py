@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import validate
-from ..math.lean import like_storage
-from ..math.linalg import means, orthonormalize
+from ..math.linalg import means
 from ..options import ADAM_KEYS, RULES
 from .bucket import Bucket, entries
 from .dtensor import gathered, held_piece, is_sharded, like_parameter, local
@@ -24,8 +23,6 @@ Shapes = dict[str, tuple[int, ...]]
 
 # Group keys that cannot be stored, besides a τ schedule, which is code.
 WITHOUT_CODE = ("process_group",)
-# Entries that are symmetric matrices.
-SYMMETRIC = ("factor_", "root_")
 
 
 # -------------------------------------------------------------------- out
@@ -77,11 +74,8 @@ def read_groups(
 
 
 def _taken(old: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters that a saved group brings along, but no keywords of other classes.
-
-    The storage of the state stays that of the optimizer that loads.
-    """
-    left = {"params", "state", *WITHOUT_CODE, *(RULES.keys() - group.keys())}
+    """The hyperparameters that a saved group brings along, but no keywords of other classes."""
+    left = {"params", *WITHOUT_CODE, *(RULES.keys() - group.keys())}
     left |= {"tau"} if old.get("tau") is None else set()
     taken = old if "method" in old else {k: old[k] for k in ADAM_KEYS if k in old}
     return {key: deepcopy(value) for key, value in taken.items() if key not in left}
@@ -97,7 +91,6 @@ def read_state(
     state_dict: Mapping[str, Any],
     params: Sequence[Tensor],
     buckets: Sequence[Bucket],
-    lenient: set[Tensor],  # parameters whose gradients may bring in NaN and Inf
     names: Mapping[Tensor, str],
 ) -> tuple[Entries, bool]:
     """The entries of a state, checked, and whether they are AdamW's."""
@@ -108,7 +101,7 @@ def read_state(
     for p, entry in saved.items():  # a parameter without entries was not trained before
         if adam:
             wanted[p] = {"step": (), "exp_avg": tuple(p.shape), "exp_avg_sq": tuple(p.shape)}
-        check_fit(p, entry, wanted.get(p, {}), names, propagates=p in lenient)
+        check_fit(p, entry, wanted.get(p, {}), names)
     for bucket in buckets if adam else ():
         moments = bucket.state.exp_avg_sq, bucket.state.graft_moment
         if moments == (None, None) and any(p in saved for p in bucket.parameters):
@@ -121,7 +114,6 @@ def check_fit(
     entry: Mapping[str, Any],
     shapes: Shapes,
     names: Mapping[Tensor, str],
-    propagates: bool = False,  # whether NaN and Inf may come in with the gradients
 ) -> None:
     """Refuse entries that do not fit or cannot be right; each rank looks at what it holds."""
     held = {name: local(v) if isinstance(v, Tensor) else v for name, v in entry.items()}
@@ -130,10 +122,9 @@ def check_fit(
         value = entry.get(name)
         if value is None and name.startswith("norm_sq"):
             continue  # a state from elsewhere: it starts with the next gradient
-        wanted = packed_shape(name, shapes[name]) if name in shapes else None
-        found = packed_shape(name, value.shape) if isinstance(value, Tensor) else None
-        rows.append((name, held.get(name), wanted, found))
-    validate.check_entries(p, rows, propagates, names)
+        found = tuple(value.shape) if isinstance(value, Tensor) else None
+        rows.append((name, held.get(name), shapes.get(name), found))
+    validate.check_entries(p, rows, names)
 
 
 def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:
@@ -148,13 +139,6 @@ def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:
                     shape = tuple(p.shape) if stack.dim() > 1 else ()
                 of_p[bucket.named_as(name, p)] = shape
     return shapes
-
-
-def packed_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of an entry; for a symmetric matrix, full or lean, that of its triangle."""
-    if len(shape) == 3 and name.startswith(SYMMETRIC):
-        return shape[0], shape[1] * (shape[1] + 1) // 2
-    return tuple(shape)
 
 
 # -------------------------------------------------------------------- in
@@ -181,7 +165,7 @@ def fill_(buckets: Sequence[Bucket], saved: Entries, adam: bool) -> None:
             else:
                 values = bucket.route.held(values, p)
             for name, value in zip(names, values, strict=True):
-                own[name].copy_(converted(name, value, own[name]))
+                own[name].copy_(value)
         bucket.set_clock()
 
 
@@ -202,16 +186,3 @@ def from_adam(bucket: Bucket, p: Tensor, entry: Mapping[str, Any]) -> dict[str, 
         if moment is not None:
             ours[name] = means(stacks["exp_avg_sq"], moment)
     return {bucket.named_as(name, p): value for name, value in ours.items()}
-
-
-def converted(name: str, value: Tensor, like: Tensor) -> Tensor:
-    """A stored entry in the storage of the state that loads it, full or lean.
-
-    The basis of a lean state is made orthonormal before a full state keeps it.
-    """
-    if name.startswith(SYMMETRIC):
-        return like_storage(value, like)
-    matrices = name.startswith("basis_") and value.dim() == 3  # a counter has two dimensions
-    if matrices and value.dtype == torch.float16 != like.dtype:
-        return orthonormalize(value.to(like.dtype))
-    return value

@@ -8,11 +8,10 @@ parameter space, keeps all bits: roots would amplify its error in directions wit
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod, sqrt
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -24,8 +23,6 @@ from ..sides import no_side
 
 if TYPE_CHECKING:
     from ..methods import Method
-
-T = TypeVar("T")
 
 # Matrices by mode, and their transposes.
 Frames = tuple[ByMode, ByMode]
@@ -46,19 +43,6 @@ def moment_shape(shape: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
     """
     kept = {"entry": len(shape), "row": 1, "block": 0}[moment]
     return tuple(size if mode < kept else 1 for mode, size in enumerate(shape))
-
-
-class cached_if_views(Generic[T]):  # noqa: N801 - used like a function
-    """A property that is found once, since views last; a lean state makes copies at each use."""
-
-    def __init__(self, find: "Callable[[State], T]") -> None:
-        self.find = find
-
-    def __get__(self, state: "State", owner: object = None) -> T:
-        value = self.find(state)
-        if not state.lean:  # an attribute from now on
-            vars(state)[self.find.__name__] = value
-        return value
 
 
 @dataclass
@@ -123,8 +107,9 @@ class State(ABC):
 
     # ---------------------------------------------------------------- where the state lives
 
+    @property
     @abstractmethod
-    def back(self) -> Frames:
+    def to_parameters(self) -> Frames:
         """The matrices that take an update back to parameter space, and their transposes."""
 
     @abstractmethod
@@ -152,18 +137,13 @@ class State(ABC):
         least = min(Q.shape[1] for Q in self.bases.values())
         return torch.finfo(LEAN[self.step.dtype][1]).eps / sqrt(least)
 
-    @cached_if_views
-    def to_parameters(self) -> Frames:
-        """What `back` finds, once if it consists of views."""
-        return self.back()
-
-    @cached_if_views
+    @property
     def frames(self) -> Frames:
         """Q_i and Q_iᵀ, in the precision of a step."""
         bases = {mode: Q.to(self.step.dtype) for mode, Q in self.bases.items()}
         return bases, {mode: Q.transpose(1, 2) for mode, Q in bases.items()}
 
-    @cached_if_views
+    @property
     def diagonals(self) -> dict[int, Tensor]:
         """diag Λ̂_i [N, d_i], only for reading."""
         return {
@@ -171,11 +151,10 @@ class State(ABC):
             for mode, A in self.factors.items()
         }
 
-    @cached_if_views
+    @property
     def off_diagonals(self) -> dict[int, Tensor]:
         """The rest of Λ̂_i [N, d_i − 1, d_i], only for reading."""
-        whole = {i: A if A.dim() == 3 else unpack(A) for i, A in self.factors.items()}
-        return {mode: off_diagonal(A) for mode, A in whole.items()}
+        return {mode: off_diagonal(unpack(A)) for mode, A in self.factors.items()}
 
     def named(self) -> dict[str, Tensor]:
         """Every stack under the name that it has in `state[p]`."""
@@ -213,7 +192,8 @@ class RotatedState(State):
 
     rotated = True
 
-    def back(self) -> Frames:
+    @property
+    def to_parameters(self) -> Frames:
         """Qᵀ leads back."""
         bases, transposed = self.frames
         return transposed, bases
@@ -229,14 +209,15 @@ class RootedState(State):
 
     rotated = False
 
-    def back(self) -> Frames:
+    @property
+    def to_parameters(self) -> Frames:
         """An update is multiplied by the (symmetric) roots."""
-        roots = {i: root if root.dim() == 3 else unpack(root) for i, root in self.roots.items()}
+        roots = {i: unpack(root) for i, root in self.roots.items()}
         return roots, roots
 
     def in_basis(self) -> State:
         """Λ̂ = QᵀLQ is computed."""
         bases, transposed = self.frames
-        factors = {i: A if A.dim() == 3 else unpack(A) for i, A in self.factors.items()}
+        factors = {i: unpack(A) for i, A in self.factors.items()}
         rotated = {i: torch.bmm(transposed[i], torch.bmm(factors[i], Q)) for i, Q in bases.items()}
         return replace(self, factors=rotated)

@@ -98,30 +98,11 @@ def test_a_lean_run_resumes_bit_for_bit(method, dtype):
         assert_same(optimizer.state[p], resumed.state[q])
 
 
-@pytest.mark.parametrize("method", ["EShampoo", "Shampoo"])
-def test_a_state_moves_from_full_to_lean_and_back(method):
-    options = OPTIONS[method]
-    full, params, _ = trained(method, SHAPES, 7, dtype=torch.float32, **options)
-    lean = METHODS[method](copy.deepcopy(params), state="lean", **options)
-    lean.load_state_dict(through_a_file(full.state_dict()))
-    assert lean.param_groups[0]["state"] == "lean"
-    back = METHODS[method](copy.deepcopy(params), **options)
-    back.load_state_dict(through_a_file(lean.state_dict()))
-    assert back.param_groups[0]["state"] == "full"
-    for p, q, r in zip(full.state, back.state, lean.state, strict=True):
-        for name, value in full.state[p].items():
-            found = back.state[q][name]
-            if lean.state[r][name].dtype == torch.bfloat16:
-                assert_same(value.bfloat16().float(), found, name)
-            elif value.dim() == 3 and name.startswith("basis_"):
-                eye = torch.eye(value.shape[1])
-                torch.testing.assert_close(
-                    found.mT @ found, eye.expand_as(found), rtol=0, atol=1e-5
-                )
-                torch.testing.assert_close(found, value, rtol=0, atol=1e-3)
-            else:  # also the factors, which float32 has all of in one triangle
-                limit = 1e-6 * value.abs().max().item() if value.numel() else 0.0
-                torch.testing.assert_close(found, value, rtol=0, atol=limit)
+def test_a_lean_state_continues_only_in_a_lean_one():
+    full, params, _ = trained("EShampoo", SHAPES, 3, **OPTIONS["EShampoo"])
+    lean = METHODS["EShampoo"](copy.deepcopy(params), state="lean", **OPTIONS["EShampoo"])
+    with pytest.raises(ValueError, match="state is 'full' now but was 'lean'"):
+        lean.load_state_dict(through_a_file(full.state_dict()))
 
 
 def test_a_running_optimizer_does_not_change_the_form_of_its_state():

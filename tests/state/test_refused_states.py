@@ -117,15 +117,6 @@ def test_a_state_of_adamw_is_looked_at_too(name, value, word):
     refused(optimizer, adamw.state_dict(), word)
 
 
-def test_with_propagate_a_state_with_nan_is_what_was_asked_for():
-    (p,) = parameters([torch.ones(4, 4)])
-    options = {"frequency": 100, "merge_dims": False, "nonfinite": "propagate"}
-    optimizer, again = (METHODS["EShampoo"]([p], **options) for _ in range(2))
-    run(optimizer, [p], [[torch.full((4, 4), NAN)]])
-    again.load_state_dict(optimizer.state_dict())
-    assert again.state[p]["exp_avg"].isnan().all()
-
-
 def test_before_its_first_gradient_a_state_of_soap_is_at_minus_one():
     params = parameters([torch.ones(4, 4), torch.ones(3)])
     optimizer, again = (METHODS["SOAP"](params) for _ in range(2))
