@@ -358,10 +358,11 @@ class EigenbasisOptimizer(Optimizer):
         groups = checkpoint.read_groups(state_dict, self.param_groups, self.method.name)
         for group, shaping in zip(groups, self._shaping, strict=True):
             validate.check_shaping(Options.of(group, self._own).shaping, shaping)
-        params, names = self._parameters(), self._names()
-        self._trained = self._trained | checkpoint.with_entries(state_dict, params)
+        saved, names = checkpoint.saved_entries(state_dict, self._parameters()), self._names()
+        self._trained = self._trained | saved.keys()
         self._follow()  # frozen parameters that were trained before get room for their state
-        saved, adam = checkpoint.read_state(state_dict, params, self._buckets, names)
+        adam = all("method" not in group for group in state_dict["param_groups"])
+        checkpoint.check_saved(saved, adam, self._buckets, names)
         if adam:
             validate.warn_if_without_basis(self._buckets, names)
         return groups, saved, adam

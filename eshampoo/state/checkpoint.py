@@ -81,24 +81,19 @@ def _taken(old: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: deepcopy(value) for key, value in taken.items() if key not in left}
 
 
-def with_entries(state_dict: Mapping[str, Any], params: Sequence[Tensor]) -> set[Tensor]:
-    """The parameters that have entries in a state: those that were trained."""
+def saved_entries(state_dict: Mapping[str, Any], params: Sequence[Tensor]) -> Entries:
+    """The entries of the parameters that have some: those that were trained."""
+    state = state_dict["state"]
     indices = [index for group in state_dict["param_groups"] for index in group["params"]]
-    return {p for p, i in zip(params, indices, strict=True) if state_dict["state"].get(i)}
+    return {p: dict(state[i]) for p, i in zip(params, indices, strict=True) if state.get(i)}
 
 
-def read_state(
-    state_dict: Mapping[str, Any],
-    params: Sequence[Tensor],
-    buckets: Sequence[Bucket],
-    names: Mapping[Tensor, str],
-) -> tuple[Entries, bool]:
-    """The entries of a state, checked, and whether they are AdamW's."""
-    state, groups = state_dict["state"], state_dict["param_groups"]
-    indices = [index for group in groups for index in group["params"]]
-    saved = {p: dict(state[i]) for p, i in zip(params, indices, strict=True) if state.get(i)}
-    adam, wanted = all("method" not in group for group in groups), expected(buckets)
-    for p, entry in saved.items():  # a parameter without entries was not trained before
+def check_saved(
+    saved: Entries, adam: bool, buckets: Sequence[Bucket], names: Mapping[Tensor, str]
+) -> None:
+    """Refuse the entries of a state, ours or AdamW's, that do not fit these buckets."""
+    wanted = expected(buckets)
+    for p, entry in saved.items():
         if adam:
             wanted[p] = {"step": (), "exp_avg": tuple(p.shape), "exp_avg_sq": tuple(p.shape)}
         check_fit(p, entry, wanted.get(p, {}), names)
@@ -106,7 +101,6 @@ def read_state(
         moments = bucket.state.exp_avg_sq, bucket.state.graft_moment
         if moments == (None, None) and any(p in saved for p in bucket.parameters):
             validate.refuse_adam(bucket.method.name)
-    return saved, adam
 
 
 def check_fit(

@@ -8,10 +8,11 @@ parameter space, keeps all bits: roots would amplify its error in directions wit
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod, sqrt
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from ..sides import no_side
 
 if TYPE_CHECKING:
     from ..methods import Method
+
+T = TypeVar("T")
 
 # Matrices by mode, and their transposes.
 Frames = tuple[ByMode, ByMode]
@@ -43,6 +46,19 @@ def moment_shape(shape: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
     """
     kept = {"entry": len(shape), "row": 1, "block": 0}[moment]
     return tuple(size if mode < kept else 1 for mode, size in enumerate(shape))
+
+
+class cached_if_views(Generic[T]):  # noqa: N801 - used like a function
+    """A property that is found once, since views last; a lean state makes copies at each use."""
+
+    def __init__(self, find: "Callable[[Any], T]") -> None:
+        self.find = find
+
+    def __get__(self, state: "State", owner: object = None) -> T:
+        value = self.find(state)
+        if not state.lean:  # an attribute from now on
+            vars(state)[self.find.__name__] = value
+        return value
 
 
 @dataclass
@@ -107,7 +123,7 @@ class State(ABC):
 
     # ---------------------------------------------------------------- where the state lives
 
-    @property
+    @cached_if_views
     @abstractmethod
     def to_parameters(self) -> Frames:
         """The matrices that take an update back to parameter space, and their transposes."""
@@ -137,13 +153,13 @@ class State(ABC):
         least = min(Q.shape[1] for Q in self.bases.values())
         return torch.finfo(LEAN[self.step.dtype][1]).eps / sqrt(least)
 
-    @property
+    @cached_if_views
     def frames(self) -> Frames:
         """Q_i and Q_iᵀ, in the precision of a step."""
         bases = {mode: Q.to(self.step.dtype) for mode, Q in self.bases.items()}
         return bases, {mode: Q.transpose(1, 2) for mode, Q in bases.items()}
 
-    @property
+    @cached_if_views
     def diagonals(self) -> dict[int, Tensor]:
         """diag Λ̂_i [N, d_i], only for reading."""
         return {
@@ -151,7 +167,7 @@ class State(ABC):
             for mode, A in self.factors.items()
         }
 
-    @property
+    @cached_if_views
     def off_diagonals(self) -> dict[int, Tensor]:
         """The rest of Λ̂_i [N, d_i − 1, d_i], only for reading."""
         return {mode: off_diagonal(unpack(A)) for mode, A in self.factors.items()}
@@ -192,7 +208,7 @@ class RotatedState(State):
 
     rotated = True
 
-    @property
+    @cached_if_views
     def to_parameters(self) -> Frames:
         """Qᵀ leads back."""
         bases, transposed = self.frames
@@ -209,7 +225,7 @@ class RootedState(State):
 
     rotated = False
 
-    @property
+    @cached_if_views
     def to_parameters(self) -> Frames:
         """An update is multiplied by the (symmetric) roots."""
         roots = {i: unpack(root) for i, root in self.roots.items()}
