@@ -170,7 +170,8 @@ class State(ABC):
     @cached_if_views
     def off_diagonals(self) -> dict[int, Tensor]:
         """The rest of Λ̂_i [N, d_i − 1, d_i], only for reading."""
-        return {mode: off_diagonal(unpack(A)) for mode, A in self.factors.items()}
+        whole = {i: A if A.dim() == 3 else unpack(A) for i, A in self.factors.items()}
+        return {mode: off_diagonal(A) for mode, A in whole.items()}
 
     def named(self) -> dict[str, Tensor]:
         """Every stack under the name that it has in `state[p]`."""
@@ -228,12 +229,12 @@ class RootedState(State):
     @cached_if_views
     def to_parameters(self) -> Frames:
         """An update is multiplied by the (symmetric) roots."""
-        roots = {i: unpack(root) for i, root in self.roots.items()}
+        roots = {i: root if root.dim() == 3 else unpack(root) for i, root in self.roots.items()}
         return roots, roots
 
     def in_basis(self) -> State:
         """Λ̂ = QᵀLQ is computed."""
         bases, transposed = self.frames
-        factors = {i: unpack(A) for i, A in self.factors.items()}
+        factors = {i: A if A.dim() == 3 else unpack(A) for i, A in self.factors.items()}
         rotated = {i: torch.bmm(transposed[i], torch.bmm(factors[i], Q)) for i, Q in bases.items()}
         return replace(self, factors=rotated)
