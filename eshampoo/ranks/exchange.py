@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from ..math.linalg import BITS
 from ..state.blocks import Block, by_parameter
@@ -89,7 +89,7 @@ class Exchange:
         self.team, self.blocks, self.owners = team, list(blocks), list(owners)
         self.mine = [n for n, owner in enumerate(owners) if owner == team.rank]
         self.like = like
-        positions = {number: position for position, number in enumerate(self.mine)}
+        self.positions = {number: position for position, number in enumerate(self.mine)}
         boxes = {p: team.boxes(p) for p in dict.fromkeys(block.parameter for block in blocks)}
         to_owners, to_holders = self._sends(boxes)
         # Gradients travel in their own dtype if they share one, updates as they were computed.
@@ -105,10 +105,10 @@ class Exchange:
 
         def stacked(piece: Piece) -> tuple[int, tuple[int, ...], Box]:
             box = self.blocks[piece.block].box
-            return positions[piece.block], extent(box), within(piece.box, box)
+            return self.positions[piece.block], extent(box), within(piece.box, box)
 
         def positions_of(pieces: Sequence[Piece]) -> Tensor:
-            numbers = [positions[piece.block] for piece in pieces]
+            numbers = [self.positions[piece.block] for piece in pieces]
             return torch.tensor(numbers, dtype=torch.long, device=like.device)
 
         # Where pieces lie in what this rank holds, and in the stacks of the blocks that it owns.
@@ -227,58 +227,39 @@ class Exchange:
     # ---------------------------------------------------------------- checkpoints
 
     def collect(self, stack: Tensor, small: bool) -> dict[Tensor, Tensor]:
-        """Small state is the same on every rank; the rest is spread evenly."""
-        pieces = self._everywhere(stack) if small else self._spread(stack)
+        """Small state is the same on every rank; the rest is cut by rows, as DTensors are.
+
+        What a checkpoint stores must not depend on who owns a block. Only the owner has numbers
+        other than zero, so a sum over the ranks is exact.
+        """
+        if small:
+            whole = stack.new_zeros(len(self.blocks), *stack.shape[1:], device=self.like.device)
+            whole[self.mine] = stack.to(whole.device)
+            dist.all_reduce(whole, group=self.team.group)
+            whole = whole.to(stack.device)
         stored = {}
         for p, numbers in by_parameter(self.blocks).items():
-            held = torch.stack([pieces[number] for number in numbers])
-            stored[p] = held if small else self._sharded(held, p, stack.shape[1])
+            if small:
+                stored[p] = whole[numbers]
+                continue
+            own = stack.new_zeros(len(numbers), *stack.shape[1:])
+            for row, number in enumerate(numbers):
+                if number in self.positions:
+                    own[row] = stack[self.positions[number]]
+            stored[p] = self._summed(own, p)
         return stored
 
     def held(self, values: Sequence[Tensor], p: Tensor) -> list[Tensor]:
         """The rows of the blocks that this rank owns."""
         numbers = by_parameter(self.blocks)[p]
-        rows = [number - numbers[0] for number in self.mine if number in numbers]
+        rows = [row for row, number in enumerate(numbers) if number in self.positions]
         return [gathered(value)[rows] for value in values]
 
-    def _everywhere(self, stack: Tensor) -> Sequence[Tensor]:
-        """Small state of all blocks of the bucket, on every rank."""
-        full = stack.new_zeros(len(self.blocks), *stack.shape[1:], device=self.like.device)
-        full[self.mine] = stack.to(full.device)
-        dist.all_reduce(full, group=self.team.group)
-        return full.to(stack.device).unbind(0)
-
-    def _spread(self, stack: Tensor) -> list[Tensor]:
-        """Large state of all blocks, each cut by rows over the last dimension of the mesh.
-
-        What a checkpoint stores must not depend on who owns a block. Without a mesh, every rank
-        gets the whole state.
-        """
-        team, tail = self.team, stack.shape[2:]
-        holders = 1 if team.mesh is None else team.mesh.shape[-1]
-        height = -(-stack.shape[1] // holders)
-        held = [0 if team.mesh is None else at[-1] for at in team.coordinates]
-        rows = [slice(k * height, min((k + 1) * height, stack.shape[1])) for k in held]
-        counts = [max(0, run.stop - run.start) for run in rows]
-        outbox = torch.cat([stack[:, run].reshape(-1) for run in rows])
-        width = tail.numel()
-        sent = [len(self.mine) * count * width for count in counts]
-        mine = counts[team.rank] * width
-        expected = [self.owners.count(rank) * mine for rank in range(team.size)]
-        inbox = outbox.new_empty(sum(expected))
-        dist.all_to_all_single(inbox, outbox, expected, sent, group=team.group)
-        by_owner = sorted(range(len(self.blocks)), key=lambda number: self.owners[number])
-        pieces = inbox.view(len(self.blocks), counts[team.rank], *tail).unbind(0)
-        by_number = dict(zip(by_owner, pieces, strict=True))
-        return [by_number[number] for number in range(len(self.blocks))]
-
-    def _sharded(self, held: Tensor, p: Tensor, rows: int) -> Tensor:
-        """What this rank has of a parameter's state, as a DTensor if the parameter is one."""
+    def _summed(self, own: Tensor, p: Tensor) -> Tensor:
+        """The sum over the ranks, cut by rows over the last dimension of the parameter's mesh."""
         if not isinstance(p, DTensor):
-            return held
-        shape = torch.Size((held.shape[0], rows, *held.shape[2:]))
-        placements = [*[Replicate()] * (p.device_mesh.ndim - 1), Shard(1)]
-        stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(
-            held, p.device_mesh, placements, run_check=False, shape=shape, stride=stride
-        )
+            dist.all_reduce(own, group=self.team.group)
+            return own
+        mesh, replicas = p.device_mesh, p.device_mesh.ndim - 1
+        everyones = DTensor.from_local(own, mesh, [Partial()] * mesh.ndim, run_check=False)
+        return everyones.redistribute(mesh, [*[Replicate()] * replicas, Shard(1)])
