@@ -20,7 +20,8 @@ from ..state.bucket import Bucket
 from ..state.state import State
 from ..torch_names import foreach_copy_
 from ..validate import Failure
-from .phases import inverse_root, spectrum
+from .phases import inverse_root, product_rounding, spectrum
+from .precision import guarded
 
 if TYPE_CHECKING:
     from .step import Task
@@ -63,11 +64,13 @@ class Check:
         return (d, step.dtype, step.device, self.initial, o.solver, o.qr_iterations)
 
 
+@guarded((), {"highest"})
 def refresh_(tasks: "Sequence[Task]") -> tuple[list[Failure], list[Tensor]]:
     """Recompute the bases whose criterion is above τ (Eq. criterion, Alg. 2 l.6).
 
     Returns which bases failed too often, and the parameters whose gradients were skipped since the
-    host last read anything.
+    host last read anything. Bases are products of all their changes, so all of this is in full
+    precision.
     """
     due = [task for task in tasks if task.due]
     states, read, skipped = _read(due, [task.bucket for task in tasks])
@@ -292,6 +295,6 @@ def _renew_root_(check: Check) -> None:
     s, mode, at, o = check.state, check.mode, check.renewed, check.task.options
     k, p = len(s.factors), check.task.row.exponent or o.exponent
     age = (s.step if s.observations is None else s.age)[at].unsqueeze(1)
-    eigenvalues = spectrum(s.diagonals[mode][at], age, k, o, s.basis_rounding)
+    eigenvalues = spectrum(s.diagonals[mode][at], age, k, o, product_rounding(s, o))
     root = inverse_root(s.bases[mode][at].to(s.step.dtype), eigenvalues, k, o, p)
     s.roots[mode][at] = pack(root) if s.lean else root
