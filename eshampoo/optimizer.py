@@ -238,7 +238,7 @@ class EigenbasisOptimizer(Optimizer):
             validate.warn_if_without_basis(self._buckets, self._names())
             self._started = True
         devices = {bucket.memory[0].type for bucket in self._buckets}
-        with guarded(devices, any(o.precision == "highest" for o in options)):
+        with guarded(devices, {o.precision for o in options}):
             failures, skipped = take_step(tasks)
         self._calls[call] += 1
         if skipped and not self._warned:

@@ -27,7 +27,7 @@ Matrices = Literal["kronecker", "adam"]
 Oversize = Literal["split", "identity"]
 Merge = bool | Literal["kernel"]
 NonFinite = Literal["skip", "raise", "propagate"]
-Precision = Literal["highest", "inherit"]
+Precision = Literal["highest", "high", "inherit"]
 Factors = Literal["gram", "kl"]
 Sides = Literal["both", "left", "right", "smaller"]
 Moment = Literal["entry", "row", "block"]
@@ -89,8 +89,10 @@ class Common:
         maximize: maximise the objective instead of minimising it.
         nonfinite: what to do with a gradient that has NaN or Inf. "skip" leaves its block out of
             the step, "raise" raises an error before anything changes, "propagate" uses it.
-        precision: "highest" is full float32 for the products of a step, whatever the process is
-            set to (no TF32), if one group asks for it; "inherit" follows the process.
+        precision: of the products of a step, whatever the process is set to. "highest" is full
+            float32; "high" lets rotations and Gram products use TF32, or bfloat16 operands on some
+            CPUs; "inherit" follows the process. The highest that a group asks for holds for all.
+            Changes of basis are always full float32.
         process_group: the group of `torch.distributed` whose ranks share work and state.
     """
 

@@ -222,7 +222,7 @@ KEYWORDS = {
     "maximize": switch(live={"maximize": {"maximize": True}}, methods=EVERYONE),
     "process_group": Keyword((None,), methods=EVERYONE),
     "nonfinite": choice("skip", "raise", "propagate", bad="ignore", methods=EVERYONE),
-    "precision": choice("highest", "inherit", bad="high", methods=EVERYONE),
+    "precision": choice("highest", "high", "inherit", bad="low", methods=EVERYONE),
     "record": switch(),
     # Muon's own.
     "momentum": Keyword(

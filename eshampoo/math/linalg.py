@@ -7,10 +7,11 @@ are pure.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its __all__
 
 # For an X of at least this size, only the lower block triangle of XXᵀ is computed: 30 % faster.
 GRAM_ROWS, GRAM_COLUMNS = 384, 256
@@ -95,6 +96,12 @@ def are_orthogonal(V: Tensor) -> Tensor:
     x = x.t().contiguous().expand(K, PROBES, d)
     found = torch.bmm(torch.bmm(x, V.transpose(1, 2)), V)
     return ((found - x).abs() <= NOT_ORTHOGONAL).flatten(1).all(1)
+
+
+def require_sound(sound: Iterable[float]) -> None:
+    """Raise an error as LAPACK would, unless everything that was found is sound."""
+    if not all(sound):
+        raise LinAlgError("a decomposition is not finite or not orthogonal")
 
 
 def polar_factor(X: Tensor, iterations: int) -> Tensor:

@@ -14,9 +14,8 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its __all__
 
-from .linalg import are_orthogonal, diagonal, put_, take
+from .linalg import are_orthogonal, diagonal, put_, require_sound, take
 
 # A direction whose overlap σ with all slots is below this is near none of them.
 APART = 1e-4
@@ -50,22 +49,11 @@ Nearest = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 def _aligned(
     V: Tensor, members: list[int], nearest_basis: Nearest, null: Tensor, old: Tensor | None
 ) -> Tensor:
-    """V with some members aligned, in float64 if that fails in the precision of V.
-
-    If it fails in float64 too, V stays: any basis of the null space diagonalises Λ̂.
-    """
+    """V with some members aligned."""
     every = len(members) == len(V)
     some = V if every else V[members]
-    marked, places = null[members], None if old is None else old[members]
-    for dtype in (V.dtype, torch.float64):
-        try:
-            aligned = nearest_basis(some.to(dtype), marked, places).to(V.dtype)
-        except LinAlgError:
-            continue
-        if bool(are_orthogonal(aligned).all()):
-            break
-    else:
-        return V
+    aligned = nearest_basis(some, null[members], None if old is None else old[members])
+    require_sound(are_orthogonal(aligned).tolist())
     if every:
         return aligned
     V = V.clone()

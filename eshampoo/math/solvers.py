@@ -1,10 +1,11 @@
 """The solvers Λ̂ → V: changes of basis Q ← QV after which a factor is diagonal, or nearly.
 
-Legend: A [K, d, d] holds the factors Λ̂ that are due; V [K, s, s] the changes of their bases. A
-solver returns its changes and the members of A, by number, for which it found none.
+Legend: A [K, d, d] holds the factors Λ̂ that are due; V [K, s, s] the changes of their bases; u is
+the rounding of Λ̂, which a matrix that is solved in float64 keeps. A solver raises an error if it
+fails for any member of A; `solve` then tries again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial as bound
 from typing import Literal, NamedTuple
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its __all__
 
-from .linalg import are_orthogonal, criterion, diagonal, mode_product, put_, take
+from .linalg import are_orthogonal, criterion, diagonal, mode_product, put_, require_sound, take
 from .null_space import align_null_space, isolate_
 
 Solver = Literal["eigh", "qr", "power", "partial"]
@@ -62,6 +63,20 @@ STRIDE, MORE = 512, 16
 # A solver returns eigenvalues of zero as values below 4 u λ_max for d ≤ 512, in either precision.
 LEVEL = 8.0
 
+# Where a factor is solved: as it is, then in float64, then in float64 on the host.
+PLACES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda A: A,
+    lambda A: A.double(),
+    lambda A: A.double().cpu(),
+)
+
+# What the first line of an error says if a library below torch failed, or memory ran out. Errors of
+# the device itself ("CUDA error: an illegal memory access") and our own name no library.
+FAILURES = (
+    "cusolver", "hipsolver", "rocsolver", "magma", "lapack", "backend library",
+    "out of memory", "not enough memory", "allocate memory",
+)  # fmt: skip
+
 # "partial" brings the criterion down to this share of τ.
 REFRESH_TO = 0.5
 
@@ -77,74 +92,79 @@ class Change(NamedTuple):
     permutation: Tensor | None = None  # [K, d]: which entry of D each column takes; None: its own
 
 
-Solution = tuple[list[Change], list[int]]
-
-
 def solve(
     A: Tensor,  # [K, d, d]
     solver: Solver,
     thresholds: Sequence[float],  # τ of each
     qr_iterations: int,
-) -> Solution:
-    """Λ̂ → V: bases in which the factors are diagonal, or nearly."""
-    if solver == "eigh":
-        return eigh(A)
-    if solver == "partial":
-        return partial(A, [REFRESH_TO * tau for tau in thresholds])
-    change = power(A) if solver == "power" else qr(A, thresholds, qr_iterations)
-    return [change], []
+    descending: bool = False,  # the order of the columns of "eigh"
+) -> tuple[list[Change], list[int]]:
+    """Λ̂ → V: bases in which the factors are diagonal, or nearly; and the members that have none.
+
+    If anything fails below, or if memory runs out, the stack is halved, down to a single matrix,
+    which is then solved in float64 and at last on the host.
+    """
+    u, half = torch.finfo(A.dtype).eps, len(A) // 2
+    for place in PLACES if half == 0 else PLACES[:1]:
+        try:
+            B = place(A)
+            if solver == "partial":
+                changes = partial(B, u, [REFRESH_TO * tau for tau in thresholds])
+            elif solver == "qr":
+                changes = [qr(B, u, thresholds, qr_iterations)]
+            else:
+                changes = [power(B, u) if solver == "power" else eigh(B, u, descending)]
+            return [_like(change, A) for change in changes], []
+        except RuntimeError as error:
+            if not is_failure(error):
+                raise
+    if half == 0:
+        return [], [0]
+    changes, failed = solve(A[:half], solver, thresholds[:half], qr_iterations, descending)
+    others, more = solve(A[half:], solver, thresholds[half:], qr_iterations, descending)
+    changes += [x._replace(members=[half + k for k in x.members]) for x in others]
+    return changes, failed + [half + k for k in more]
 
 
-def eigh(A: Tensor, descending: bool = False) -> Solution:
+def is_failure(error: RuntimeError) -> bool:
+    """Whether an error says that a decomposition failed, or that memory ran out."""
+    if isinstance(error, (LinAlgError, torch.OutOfMemoryError)):
+        return True
+    first = str(error).partition("\n")[0].lower()
+    return any(words in first for words in FAILURES)
+
+
+def _like(change: Change, A: Tensor) -> Change:
+    """A change on the device of A and in its precision."""
+    V, factor = change.V.to(A), change.factor.to(A)
+    subset, P = (None if X is None else X.to(A.device) for X in (change.subset, change.permutation))
+    return Change(change.members, V, factor, change.costs, subset, P)
+
+
+def eigh(A: Tensor, u: float, descending: bool = False) -> Change:
     """V = eigvec(Λ̂), by ascending eigenvalues as LAPACK returns them, or descending."""
     cost = eigh_cost(A.shape[1], A.device.type)
-    eigenvalues, V, null, nullity, failed = eigenvectors(A)
-    if descending:
-        eigenvalues, V, null = eigenvalues.flip(1), V.flip(2), null.flip(1)
-    found = [k for k in range(A.shape[0]) if k not in failed]
-    if failed:
-        eigenvalues, V, null = eigenvalues[found], V[found], null[found]
-        nullity = [nullity[k] for k in found]
-    if any(nullity):
-        V = align_null_space(V, null, nullity)
-    change = Change(found, V, torch.diag_embed(eigenvalues), [cost] * len(found))
-    return ([change] if found else []), failed
+    eigenvalues, V = eigenvectors(A, u, descending=descending)
+    return Change(list(range(len(A))), V, torch.diag_embed(eigenvalues), [cost] * len(A))
 
 
 def eigenvectors(
-    A: Tensor, largest: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
-    """Eigenvalues, eigenvectors, which of them are in the null space, how many, and which failed.
+    A: Tensor, u: float, largest: Tensor | None = None, descending: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors, in the null space near to the old columns."""
+    eigenvalues, V = eigh_of_stack(A)
+    if descending:
+        eigenvalues, V = eigenvalues.flip(1), V.flip(2)
+    null = vanishing(eigenvalues, u, largest)
+    # One copy to the host.
+    sound, nullity = torch.stack([_are_sound(V, eigenvalues), null.sum(1)]).tolist()
+    require_sound(sound)
+    return eigenvalues, align_null_space(V, null, nullity) if any(nullity) else V
 
-    A matrix that fails is tried again alone in float64, then with a little damping.
-    """
-    try:
-        eigenvalues, V = eigh_of_stack(A)
-        null = vanishing(eigenvalues, largest)
-        # One copy to the host.
-        sound, nullity = torch.stack([are_orthogonal(V).long(), null.sum(1)]).tolist()
-    except LinAlgError:
-        eigenvalues, V = A.new_zeros(A.shape[:2]), torch.zeros_like(A)
-        null = torch.zeros_like(eigenvalues, dtype=torch.bool)
-        sound, nullity = [0] * A.shape[0], [0] * A.shape[0]
-    failed = []
-    for k in (k for k, is_sound in enumerate(sound) if not is_sound):
-        for damping in (0.0, 1e-6):
-            B = A[k].double()
-            B = B + damping * B.diagonal().abs().mean() * torch.eye(len(B), device=B.device)
-            try:
-                w, V_k = torch.linalg.eigh(B)
-            except LinAlgError:
-                continue
-            if bool(are_orthogonal(V_k.unsqueeze(0))):
-                eigenvalues[k], V[k] = w, V_k
-                top = None if largest is None else largest[k : k + 1]
-                null[k] = vanishing(eigenvalues[k : k + 1], top)[0]
-                nullity[k] = int(null[k].sum())
-                break
-        else:
-            failed.append(k)
-    return eigenvalues, V, null, nullity, failed
+
+def _are_sound(V: Tensor, values: Tensor) -> Tensor:
+    """Whether each V of a stack [K] is orthogonal, and its eigenvalues [K, d] finite; 1 or 0."""
+    return (are_orthogonal(V) & values.isfinite().all(1)).long()
 
 
 def eigh_of_stack(A: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,15 +204,15 @@ def _on_threads(A: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([w for w, _ in pairs]), torch.stack([V.mT for _, V in pairs]).mT
 
 
-def vanishing(values: Tensor, largest: Tensor | None = None) -> Tensor:
+def vanishing(values: Tensor, u: float, largest: Tensor | None = None) -> Tensor:
     """Which eigenvalues [K, d] are zero to rounding: λ ≤ 8 u λ_max, with λ_max ≥ `largest` [K]."""
     top = values.abs().amax(1)
     if largest is not None:
         top = torch.maximum(top, largest)
-    return values <= LEVEL * torch.finfo(values.dtype).eps * top.unsqueeze(1)
+    return values <= LEVEL * u * top.unsqueeze(1)
 
 
-def qr(A: Tensor, thresholds: Sequence[float], iterations: int) -> Change:
+def qr(A: Tensor, u: float, thresholds: Sequence[float], iterations: int) -> Change:
     """Algorithm 4: Λ̂ = QR, Λ̂ ← RQ, until the criterion holds or I iterations are done.
 
     (The paper prints the loop's condition the wrong way round.)
@@ -201,13 +221,13 @@ def qr(A: Tensor, thresholds: Sequence[float], iterations: int) -> Change:
     tau = torch.tensor(thresholds, dtype=A.dtype, device=A.device)
     going = torch.arange(len(A), device=A.device)
     rounds = torch.zeros(len(A), dtype=torch.float64, device=A.device)
-    null, nullity = vanishing(diagonal(A)), [0] * len(A)
+    null, nullity = vanishing(diagonal(A), u), [0] * len(A)
     for iteration in range(iterations):
         rounds[going] += 1
         if iteration == 0:  # the iterations that follow leave the isolated columns as they are
             # Rounding has made columns of zeros arbitrary, so they come last.
             last = null.byte().argsort(dim=1, stable=True)
-            Q, B, null, nullity = _decompose(A, last)
+            Q, B, null, nullity = _decompose(A, u, last)
             place = last.argsort(dim=1)
             Q, null = take(Q, place, 1), null.gather(1, place)
             B = take(take(B, place, 1).transpose(1, 2), place, 1)
@@ -220,24 +240,26 @@ def qr(A: Tensor, thresholds: Sequence[float], iterations: int) -> Change:
         if len(going) == 0:
             break
     V = align_null_space(V, null, nullity)
-    costs = (rounds * qr_cost(A.shape[1])).tolist()
+    sound = _are_sound(V, diagonal(A)).to(rounds.dtype)
+    sound, costs = torch.stack([sound, rounds * qr_cost(A.shape[1])]).tolist()
+    require_sound(sound)
     return Change(list(range(len(A))), V, A, costs)
 
 
-def power(A: Tensor) -> Change:
+def power(A: Tensor, u: float) -> Change:
     """SOAP's step V = qr(Λ̂P), where P sorts diag Λ̂ in descending order; D is permuted by P.
 
     Λ̂P = VR, so VᵀΛ̂V = RPᵀV: one product.
     """
     costs = [qr_cost(A.shape[1])] * len(A)
     P = A.diagonal(dim1=1, dim2=2).argsort(dim=1, descending=True)
-    V, B, null, nullity = _decompose(A, P)
+    V, B, null, nullity = _decompose(A, u, P)
     if any(nullity):
         V = align_null_space(V, null, nullity, old=P)
     return Change(list(range(len(A))), V, B, costs, permutation=P)
 
 
-def _decompose(A: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+def _decompose(A: Tensor, u: float, P: Tensor) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     """Λ̂P = QR: Q, QᵀΛ̂Q, which columns of Q are in the null space, and how many.
 
     Where a column depends on earlier ones, Q gets an arbitrary column, which takes its part of the
@@ -246,14 +268,16 @@ def _decompose(A: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor, list[int]]
     X = take(A, P, 1)
     Q, R = torch.linalg.qr(X)
     B = _symmetric(torch.bmm(R, take(Q, P, 0)))
-    null = vanishing(B.diagonal(dim1=1, dim2=2))
-    residuals = R.diagonal(dim1=1, dim2=2).abs()
+    null = vanishing(diagonal(B), u)
+    residuals = diagonal(R).abs()
     # R loses more to rounding than QᵀΛ̂Q does: a thousand times more if early columns are similar.
-    limit = torch.finfo(A.dtype).eps ** 0.75 * residuals.amax(1, keepdim=True)
+    limit = u**0.75 * residuals.amax(1, keepdim=True)
     dependent = residuals <= limit
     early = (dependent[:, :-1] & ~dependent[:, 1:]).any(1)
-    early &= (null | vanishing(residuals)).any(1)
-    again, nullity = torch.stack([early.long(), null.sum(1)]).tolist()  # one copy to the host
+    early &= (null | vanishing(residuals, u)).any(1)
+    # One copy to the host.
+    sound = _are_sound(Q, diagonal(B))
+    sound, again, nullity = torch.stack([sound, early.long(), null.sum(1)]).tolist()
     members = [k for k, is_early in enumerate(again) if is_early]
     if members:
         order = dependent[members].byte().argsort(dim=1, stable=True)
@@ -261,8 +285,9 @@ def _decompose(A: Tensor, P: Tensor) -> tuple[Tensor, Tensor, Tensor, list[int]]
         Q_k = put_(torch.empty_like(Q_k), Q_k, order, 1)
         Q[members] = Q_k
         B[members] = _symmetric(torch.bmm(Q_k.transpose(1, 2), torch.bmm(A[members], Q_k)))
-        null = vanishing(diagonal(B))
-        nullity = null.sum(1).tolist()
+        null = vanishing(diagonal(B), u)
+        sound, nullity = torch.stack([_are_sound(Q, diagonal(B)), null.sum(1)]).tolist()
+    require_sound(sound)
     if any(nullity):
         isolate_(B, null)
     return Q, B, null, nullity
@@ -272,7 +297,7 @@ def _symmetric(A: Tensor) -> Tensor:
     return (A + A.mT).div_(2)
 
 
-def partial(A: Tensor, targets: Sequence[float]) -> Solution:
+def partial(A: Tensor, u: float, targets: Sequence[float]) -> list[Change]:
     """Diagonalise Λ̂[S, S] only, with the shortest S that brings the criterion to its target.
 
     The energy inside S×S vanishes, the energy outside is unchanged because V_S is orthogonal, so
@@ -280,7 +305,7 @@ def partial(A: Tensor, targets: Sequence[float]) -> Solution:
     """
     by_energy, after = prefixes(A)
     sizes = (after > after.new_tensor(targets).unsqueeze(1)).sum(1).tolist()
-    changes, failed = [], []
+    changes = []
     for size, members in _same_size(sizes, A.shape[1]):
         B = torch.stack([A[k] for k in members])
         S = by_energy[members, :size]
@@ -288,21 +313,13 @@ def partial(A: Tensor, targets: Sequence[float]) -> Solution:
         S = S.gather(1, diagonal(B).gather(1, S).argsort(dim=1))
         rows = take(B, S, 0)
         largest = diagonal(B).amax(1)
-        eigenvalues, V, null, nullity, lost = eigenvectors(take(rows, S, 1), largest)
-        if lost:
-            failed += [members[k] for k in lost]
-            keep = [k for k in range(len(members)) if k not in lost]
-            members = [members[k] for k in keep]
-            B, S, V, rows, eigenvalues = B[keep], S[keep], V[keep], rows[keep], eigenvalues[keep]
-            null, nullity = null[keep], [nullity[k] for k in keep]
-        if members:
-            V = align_null_space(V, null, nullity)
-            # VᵀΛ̂V: the rows of S turn, a diagonal stands in S×S, and the columns mirror the rows.
-            rows = put_(mode_product(rows, V, 0), torch.diag_embed(eigenvalues), S, 1)
-            put_(put_(B, rows, S, 0), rows.transpose(1, 2), S, 1)
-            cost = eigh_cost(size, A.device.type) + 2.0 * A.shape[1] * size**2
-            changes.append(Change(members, V, B, [cost] * len(members), subset=S))
-    return changes, failed
+        eigenvalues, V = eigenvectors(take(rows, S, 1), u, largest)
+        # VᵀΛ̂V: the rows of S turn, a diagonal stands in S×S, and the columns mirror the rows.
+        rows = put_(mode_product(rows, V, 0), torch.diag_embed(eigenvalues), S, 1)
+        put_(put_(B, rows, S, 0), rows.transpose(1, 2), S, 1)
+        cost = eigh_cost(size, A.device.type) + 2.0 * A.shape[1] * size**2
+        changes.append(Change(members, V, B, [cost] * len(members), subset=S))
+    return changes
 
 
 def prefixes(A: Tensor) -> tuple[Tensor, Tensor]:

@@ -387,7 +387,7 @@ def by_sum_of_sides_(s: State, G: Tensor, c: Coefficients, o: Options, p: float)
     rounding = (ROUNDING * torch.finfo(M.dtype).eps) ** 2 * s.has_basis.unsqueeze(1)
     inverse = {}
     for i, values in s.diagonals.items():
-        eigenvalues = spectrum(values, c.age, k, o, s.basis_rounding)
+        eigenvalues = spectrum(values, c.age, k, o, product_rounding(s, o))
         least = (eigenvalues * rounding).sum(1, keepdim=True)
         inverse[i] = inverse_power(torch.maximum(eigenvalues, least), p / k)
     total = sum(along(side, i, M.dim() - 1) for i, side in inverse.items())
@@ -420,14 +420,25 @@ def least_share(s: State, o: Options) -> float:
 
     Rotations leave an error of about u‖G‖ in every entry. Where there was nothing else (in the null
     space of a factor), Adam would divide the error by itself and take a full-size step. Values over
-    64 u √E‖G‖² are not rounding; a lean basis leaves a larger error. With `rms`, √D is at least a
-    thousandth of its root mean square: so one ulp in a gradient stays one ulp in an update that is
-    scaled up.
+    64 u √E‖G‖² are not rounding; operands of fewer bits leave a larger error. With `rms`, √D is at
+    least a thousandth of its root mean square: so one ulp in a gradient stays one ulp in an update
+    that is scaled up.
     """
-    least = max(ROUNDING * torch.finfo(s.step.dtype).eps, s.basis_rounding)
+    least = max(ROUNDING * torch.finfo(s.step.dtype).eps, product_rounding(s, o))
     return (
         least if o.rms is None else max(least, SIGNAL / math.sqrt(math.prod(s.exp_avg.shape[1:])))
     )
+
+
+def product_rounding(s: State, o: Options) -> float:
+    """The most of ‖G‖ that shows in an empty direction, because a basis or operands are rounded.
+
+    A sum of d products that are each off by u is off by about u‖g‖/√d.
+    """
+    if o.precision != "high" or s.step.dtype != torch.float32 or not s.bases:
+        return s.basis_rounding
+    u = 2.0**-7 if s.step.device.type == "cpu" else 2.0**-10
+    return max(s.basis_rounding, u / math.sqrt(min(Q.shape[1] for Q in s.bases.values())))
 
 
 def total_weight(beta: float, t: Tensor) -> Tensor:
@@ -443,12 +454,12 @@ def spectrum(
     age: Tensor,  # [N, 1]
     k: int,  # number of factors
     o: Options,
-    basis_rounding: float,  # of a lean basis
+    rounding: float,  # of a lean basis or of operands
 ) -> Tensor:
     """λ of Shampoo: diag Λ̂/(1−β2^t), with or without S⁻¹, shifted to be at least 0, plus ε."""
     eigenvalues = values / bias(o.betas[1], age.clamp_min(1.0))
-    if basis_rounding > 0:  # as for √D of EShampoo: rounding is not divided by its own size
-        eigenvalues = eigenvalues.maximum(basis_rounding**2 * eigenvalues.sum(1, keepdim=True))
+    if rounding > 0:  # as for √D of EShampoo: rounding is not divided by its own size
+        eigenvalues = eigenvalues.maximum(rounding**2 * eigenvalues.sum(1, keepdim=True))
     if o.trace_scaling and k > 1:
         # S⁻¹ is shared out: Tr^{-(k-1)/k} for each of the k factors.
         trace = eigenvalues.sum(1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)

@@ -1,10 +1,12 @@
-"""Full float32 for the products of a step, whatever the process is set to."""
+"""How many bits the products of a step have, whatever the process is set to."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from ..options import Precision
 
 # Since torch 2.9: the settings of backends, and what each of them follows while it says "none".
 _BACKENDS: tuple[tuple[Any, Any], ...] = ()
@@ -16,11 +18,19 @@ if torch.__version__ >= "2.9":
 
 
 @contextmanager
-def guarded(devices: Iterable[str], highest: bool) -> Iterator[None]:
-    """No autocast on these types of devices, and with `highest` no products in lower precision."""
+def guarded(devices: Iterable[str], precisions: Container[Precision]) -> Iterator[None]:
+    """No autocast on these types of devices, and products in the highest of these precisions.
+
+    "highest" is full float32. "high" has operands of 10 bits on a GPU (TF32), and of 7 bits
+    (bfloat16) on a CPU that is faster with them. "inherit" is what the process is set to.
+    """
     available = filter(torch.amp.is_autocast_available, devices)
     cast = [device for device in available if torch.is_autocast_enabled(device)]
-    before = _raise() if highest and lowered() else None
+    before = None
+    if "highest" in precisions:
+        before = _set("highest") if lowered() else None
+    elif "high" in precisions:
+        before = _set("medium")
     for device in cast:
         torch.set_autocast_enabled(device, False)
     try:
@@ -42,13 +52,13 @@ def lowered() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
-def _raise() -> list[str]:
-    """Set full precision; return what was set before, for each backend and then for all."""
+def _set(everywhere: str) -> list[str]:
+    """Set one precision; return what was set before, for each backend and then for all."""
     before = []
     for backend, above in _BACKENDS:
         inherited = backend.fp32_precision == above.fp32_precision
         before.append("none" if inherited else backend.fp32_precision)
         backend.fp32_precision = "ieee"  # torch cannot answer below while backends contradict it
     before.append(torch.get_float32_matmul_precision())
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(everywhere)
     return before

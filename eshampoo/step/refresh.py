@@ -13,14 +13,15 @@ from torch.linalg import vector_norm
 
 from ..math.lean import pack, unpack
 from ..math.linalg import off_norm, off_share, orthonormalize, rotate_mode, take
-from ..math.solvers import Change, eigh, least_cost, solve
+from ..math.solvers import Change, least_cost, solve
 from ..options import Options
 from ..state.blocks import blocks_at_once
 from ..state.bucket import Bucket
 from ..state.state import State
 from ..torch_names import foreach_copy_
 from ..validate import Failure
-from .phases import inverse_root, spectrum
+from .phases import inverse_root, product_rounding, spectrum
+from .precision import guarded
 
 if TYPE_CHECKING:
     from .step import Task
@@ -63,11 +64,13 @@ class Check:
         return (d, step.dtype, step.device, self.initial, o.solver, o.qr_iterations)
 
 
+@guarded((), {"highest"})
 def refresh_(tasks: "Sequence[Task]") -> tuple[list[Failure], list[Tensor]]:
     """Recompute the bases whose criterion is above τ (Eq. criterion, Alg. 2 l.6).
 
     Returns which bases failed too often, and the parameters whose gradients were skipped since the
-    host last read anything.
+    host last read anything. Bases are products of all their changes, so all of this is in full
+    precision.
     """
     due = [task for task in tasks if task.due]
     states, read, skipped = _read(due, [task.bucket for task in tasks])
@@ -194,11 +197,8 @@ def _solve_(same: Sequence[Check]) -> list[Failure]:
         # Some groups may have a lean state and others not.
         stacks = [A if A.dim() == 3 else unpack(A) for A in stacks]
         A = stacks[0] if len(stacks) == 1 else torch.cat(stacks)
-        if same[0].initial:
-            changes, failed = eigh(A, descending=True)
-        else:
-            taus = thresholds[start : start + count]
-            changes, failed = solve(A, o.solver, taus, o.qr_iterations)
+        solver, taus = "eigh" if same[0].initial else o.solver, thresholds[start : start + count]
+        changes, failed = solve(A, solver, taus, o.qr_iterations, descending=same[0].initial)
         for change in changes:
             done = 0
             for check, run in _runs([some[number] for number in change.members]):
@@ -295,7 +295,6 @@ def _renew_root_(check: Check) -> None:
     s, mode, at, o = check.state, check.mode, check.renewed, check.task.options
     k, p = len(s.factors), check.task.row.exponent or o.exponent
     age = (s.step if s.observations is None else s.age)[at].unsqueeze(1)
-    rounding = s.basis_rounding if s.lean else 0.0
-    eigenvalues = spectrum(s.diagonals[mode][at], age, k, o, rounding)
+    eigenvalues = spectrum(s.diagonals[mode][at], age, k, o, product_rounding(s, o))
     root = inverse_root(s.bases[mode][at].to(s.step.dtype), eigenvalues, k, o, p)
     s.roots[mode][at] = pack(root) if s.lean else root

@@ -13,6 +13,8 @@ from training import assert_close
 
 from eshampoo.math import linalg, solvers
 
+EPS = torch.finfo(torch.float64).eps
+
 
 def factors(count, d, seed=0, near=None):
     """Random symmetric positive definite matrices; with `near`, almost diagonal ones."""
@@ -63,7 +65,7 @@ def test_every_solver_returns_an_orthogonal_change_and_the_factor_seen_after_it(
 @pytest.mark.parametrize("tau", [0.3, 0.1, 0.01])
 def test_the_criterion_is_at_most_tau_after_enough_qr_iterations(tau):
     A = factors(6, 9, near=0.4)
-    change = solvers.qr(A, [tau] * 6, 2000)
+    change = solvers.qr(A, EPS, [tau] * 6, 2000)
     assert (linalg.criterion(A) > tau).any()
     assert (linalg.criterion(change.factor) <= tau).all()
 
@@ -71,9 +73,9 @@ def test_the_criterion_is_at_most_tau_after_enough_qr_iterations(tau):
 def test_qr_stops_each_factor_as_soon_as_its_own_tau_holds():
     A = factors(4, 9, near=0.4)
     taus = [0.5, 0.2, 0.1, 0.05]
-    change = solvers.qr(A, taus, 500)
+    change = solvers.qr(A, EPS, taus, 500)
     for k, tau in enumerate(taus):
-        alone = solvers.qr(A[k : k + 1], [tau], 500)
+        alone = solvers.qr(A[k : k + 1], EPS, [tau], 500)
         assert_close(alone.V[0], change.V[k], 1e-12)
         Q = oracles.qr_algorithm(A[k], torch.eye(9, dtype=A.dtype), tau, 500)
         if oracles.criterion(A[k]) > tau:
@@ -82,7 +84,7 @@ def test_qr_stops_each_factor_as_soon_as_its_own_tau_holds():
 
 def test_qr_does_at_most_its_iterations():
     A = factors(3, 9)
-    one, two = (solvers.qr(A, [1e-6] * 3, i).factor for i in (1, 2))
+    one, two = (solvers.qr(A, EPS, [1e-6] * 3, i).factor for i in (1, 2))
     Q, R = torch.linalg.qr(A)
     assert_close(one, R @ Q, 1e-12)
     Q, R = torch.linalg.qr(one)
@@ -105,7 +107,7 @@ def test_partial_brings_the_criterion_to_its_target_and_to_the_predicted_value(
     A = factors(4, d, seed, near)
     order, predicted = solvers.prefixes(A)
     assert_close(predicted[:, 0], linalg.criterion(A), 1e-13)
-    for change in solvers.partial(A, [target] * 4)[0]:
+    for change in solvers.partial(A, EPS, [target] * 4):
         after = linalg.criterion(change.factor)
         assert (after <= target + 1e-14).all()
         size = change.V.shape[1]
@@ -132,7 +134,7 @@ def test_partial_takes_no_more_coordinates_than_its_batch_size_asks():
     _, predicted = solvers.prefixes(A)
     target = 0.5 * linalg.criterion(A).min().item()
     needed = (predicted > target).sum(1)
-    for change in solvers.partial(A, [target] * 6)[0]:
+    for change in solvers.partial(A, EPS, [target] * 6):
         for position in change.members:
             assert needed[position] <= change.V.shape[1] < needed[position] + 8
     assert needed.min() < 56
@@ -140,7 +142,7 @@ def test_partial_takes_no_more_coordinates_than_its_batch_size_asks():
 
 def test_inside_partial_eigenvalues_go_to_slots_by_rank():
     A = factors(4, 24, near=0.3)
-    for change in solvers.partial(A, [0.05] * 4)[0]:
+    for change in solvers.partial(A, EPS, [0.05] * 4):
         for k, position in enumerate(change.members):
             S = change.subset[k]
             before, after = A[position].diagonal()[S], change.factor[k].diagonal()[S]

@@ -4,8 +4,9 @@ import pytest
 import torch
 from training import assert_same, feed, parameters, problem
 
-from eshampoo import EShampoo
-from eshampoo.step import precision
+from benchmarks.claims.precision import drift, rounded
+from eshampoo import EShampoo, Shampoo
+from eshampoo.step import phases, precision, refresh
 
 if torch.__version__ < "2.9":
     pytest.skip("settings per backend came with torch 2.9", allow_module_level=True)
@@ -120,7 +121,7 @@ def test_inherit_leaves_the_setting_and_one_group_with_highest_is_enough(monkeyp
     assert seen_inside(mixed, monkeypatch)[0]
 
 
-@pytest.mark.parametrize("setting", ["highest", "inherit"])
+@pytest.mark.parametrize("setting", ["highest", "high", "inherit"])
 def test_a_step_inside_autocast_has_the_bits_of_one_outside(setting):
     tensors, grads = problem([(6, 5), (4,)], 6)
     runs = []
@@ -147,3 +148,74 @@ def test_a_closure_keeps_autocast_and_the_setting():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         optimizer.step(closure)
     assert seen == [(True, "high")]
+
+
+# "high" -------------------------------------------------------------------------------------------
+
+
+def test_high_lowers_rotations_and_gram_products_and_nothing_else(monkeypatch):
+    """Whatever the process is set to; and the setting comes back."""
+    seen = {"low": set(), "full": set()}
+
+    def watched(module, name):
+        real = getattr(module, name)
+
+        def function(*args, **kwargs):
+            seen["low" if precision.lowered() else "full"].add(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, function)
+
+    for name in ("rotate_", "average_gram_"):
+        watched(phases, name)
+    for name in ("solve", "rotate_mode", "orthonormalize", "off_norm", "inverse_root"):
+        watched(refresh, name)
+    monkeypatch.setattr(refresh, "REORTHONORMALIZE", 1)
+    for way in ("as it was", *WAYS):
+        if way != "as it was":
+            WAYS[way]()
+        before = settings()
+        for method in (EShampoo, Shampoo):
+            params = parameters(problem([(6, 5)], 1)[0], torch.float32)
+            optimizer = method(params, frequency=1, tau=0.0, budget=None, precision="high")
+            for step in problem([(6, 5)], 3)[1]:
+                feed(params, step)
+                optimizer.step()
+        assert settings() == before, way
+    assert seen["low"] == {"rotate_", "average_gram_"}
+    assert seen["full"] == {"solve", "rotate_mode", "orthonormalize", "off_norm", "inverse_root"}
+
+
+def test_the_highest_precision_that_a_group_asks_for_holds_for_all(monkeypatch):
+    p, q = parameters([torch.ones(3, 3), torch.ones(2, 2)])
+    mixed = EShampoo([{"params": [p], "precision": "high"}, {"params": [q]}])
+    assert not seen_inside(mixed, monkeypatch)[0]
+    mixed.param_groups[1]["precision"] = "inherit"
+    assert seen_inside(mixed, monkeypatch)[0]
+
+
+@pytest.mark.parametrize("setting", ["highest", "high"])
+def test_the_floor_knows_the_rounding_of_operands(setting):
+    """Operands of 7 bits leave 2⁻⁷/√d of ‖G‖ where there was nothing; Adam would enlarge it."""
+    (p,) = parameters([torch.zeros(16, 24)], torch.float32)
+    optimizer = EShampoo([p], frequency=1, tau=0.0, rms=None, precision=setting)
+    optimizer.step()
+    (bucket,) = optimizer._buckets
+    (o,) = optimizer._options()
+    expected = 2**-7 / 4 if setting == "high" else 64 * 2**-23
+    assert phases.least_share(bucket.state, o) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("bits", [10, 7])
+def test_with_operands_of_few_bits_bases_stay_orthogonal(bits):
+    """Emulated: rotations and Gram products round their operands as the hardware does."""
+    exact, emulated = (drift(n, 40)[0] for n in (24, bits))
+    assert 0 < emulated < 2 * exact + 1e-6
+
+
+def test_emulated_operands_have_the_bits_that_they_should():
+    X = torch.randn(1, 50, 50)
+    assert torch.equal(rounded(X, 7), X.bfloat16().float())
+    half = X.half().float()  # 10 bits as well, for numbers of this size
+    assert torch.equal(rounded(half, 10), half)
+    assert ((rounded(X, 10) - X).abs() <= 2**-11 * X.abs()).all()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from beside_oracles import Pair
 from counting import count, flops, of_a_step
+from faults import REPORTED, Faults
 from keyword_table import FIRST_IS_FAST, METHODS, choices
 from matrices import departure
 from training import assert_close, checked, computations, parameters, problem, run
@@ -177,42 +178,29 @@ def test_shampoo_has_roots_from_its_first_check_on_also_if_that_check_keeps_the_
 # Decompositions that fail -------------------------------------------------------------------------
 
 
-class FailingEigh:
-    """torch.linalg.eigh that fails as told: for a dtype, by an error or by NaN."""
-
-    def __init__(self, monkeypatch, fails, by_nan=False):
-        self.real, self.fails, self.by_nan = torch.linalg.eigh, fails, by_nan
-        self.calls = []
-        monkeypatch.setattr(torch.linalg, "eigh", self)
-
-    def __call__(self, A, *args, **kwargs):
-        self.calls.append((A.dtype, A.shape))
-        result = self.real(A, *args, **kwargs)
-        if not self.fails(A):
-            return result
-        if self.by_nan:
-            return torch.return_types.linalg_eigh((result[0], torch.full_like(A, float("nan"))))
-        raise torch.linalg.LinAlgError("linalg.eigh: the algorithm failed to converge")
+# The decomposition that a solver uses.
+USED = {"eigh": "eigh", "partial": "eigh", "qr": "qr", "power": "qr"}
 
 
-@pytest.mark.parametrize("by_nan", [False, True])
-@pytest.mark.parametrize("solver", ["eigh", "partial"])
-def test_a_failed_decomposition_is_tried_again_in_float64(monkeypatch, solver, by_nan):
+@pytest.mark.parametrize("fault", ["cuSOLVER", "CUDA memory", "nan"])
+@pytest.mark.parametrize("solver", USED)
+def test_a_failed_decomposition_is_tried_again_in_float64(monkeypatch, solver, fault):
     tensors, grads = problem([(5, 4), (5, 4)], 12)
     options = {"frequency": 3, "tau": 0.05, "solver": solver, "merge_dims": False, "lr": 1e-2}
     sound, failing = parameters(tensors, torch.float32), parameters(tensors, torch.float32)
     run(METHODS["EShampoo"](sound, **options), sound, grads)
-    eigh = FailingEigh(monkeypatch, lambda A: A.dtype == torch.float32, by_nan)
+    in_float32 = lambda A: A.dtype == torch.float32  # noqa: E731
+    faults = Faults(monkeypatch, USED[solver], in_float32, REPORTED.get(fault, fault))
     optimizer = METHODS["EShampoo"](failing, **options)
     run(optimizer, failing, grads)
-    assert torch.float64 in {dtype for dtype, _ in eigh.calls}
+    assert torch.float64 in {dtype for dtype, _ in faults.calls}
     assert optimizer.basis_computations > 4
     assert all(report.failures == 0 for report in optimizer.basis_report())
     for a, b in zip(sound, failing, strict=True):
         assert_close(a.detach(), b.detach(), 1e-4)
 
 
-@pytest.mark.parametrize("solver", ["eigh", "partial"])
+@pytest.mark.parametrize("solver", USED)
 def test_without_any_decomposition_the_basis_is_kept_counted_and_reported(monkeypatch, solver):
     tensors, grads = problem([(5, 4), (4, 4)], 14)
     params = parameters(tensors)
@@ -221,7 +209,7 @@ def test_without_any_decomposition_the_basis_is_kept_counted_and_reported(monkey
     run(optimizer, params, grads[:3])
     before = {p: optimizer.state[p]["basis_0"].clone() for p in params}
     with monkeypatch.context() as patch:
-        FailingEigh(patch, lambda A: A.shape[-1] == 5)
+        Faults(patch, USED[solver], lambda A: A.shape[-1] == 5, REPORTED["MAGMA"])
         run(optimizer, params, grads[3:7])
         assert torch.equal(before[params[0]], optimizer.state[params[0]]["basis_0"])
         assert not torch.equal(before[params[1]], optimizer.state[params[1]]["basis_0"])
@@ -248,6 +236,6 @@ def test_failures_that_are_not_in_a_row_do_not_add_up(monkeypatch):
     for t, step in enumerate(grads):
         with monkeypatch.context() as patch:
             if t % 3:  # twice in a row; three times would be an error
-                FailingEigh(patch, lambda A: True)
+                Faults(patch, "eigh", lambda A: True, REPORTED["LAPACK"])
             run(optimizer, params, [step])
     assert optimizer.basis_computations == 8
