@@ -27,7 +27,7 @@ def study(known: argparse.Namespace, console: Console) -> int:
 
 
 def problems(found: Collected) -> list[Problem]:
-    """Return the groups of runs of each problem, by method."""
+    """Return the groups of runs of each problem that has AdamW and EShampoo, by method."""
     by_panel = []
     for index, panel in enumerate(found.figure.panels):
         tried = [point for point in found.tried if point.panel == index]
@@ -35,8 +35,10 @@ def problems(found: Collected) -> list[Problem]:
             curve.label: [group(point, found.logs) for point in tried if point.curve is curve]
             for curve in panel.curves
         }
+        search = {label: groups for label, groups in search.items() if groups}
         fresh = {p.curve.label: group(p, found.logs) for p in found.fresh if p.panel == index}
-        by_panel.append(Problem(panel.workload, search, fresh))
+        if {"AdamW", "EShampoo"} <= search.keys():
+            by_panel.append(Problem(panel.workload, search, fresh))
     return by_panel
 
 
@@ -49,9 +51,14 @@ def write_page(found: Collected, stem: Path, console: Console) -> None:
     if others:
         command += f" --only {','.join(here)}"
         left_out.insert(0, f"Problems of this study: {', '.join(others)}.")
+    if found.missing:
+        command += " --stored"
     groups = problems(found)
+    if not groups:
+        raise UserError("no problem has AdamW and EShampoo; leave out --stored")
     drawn = [(point.panel, point.curve, group(point, found.logs)) for point in found.tried]
-    write_atomic(stem.with_suffix(".md"), page(groups, found.figure, command, left_out).encode())
+    text = page(groups, found.figure, command, left_out, found.missing)
+    write_atomic(stem.with_suffix(".md"), text.encode())
     write_atomic(stem.with_suffix(".png"), picture(groups))
     write_atomic(stem.with_name(f"{stem.name}-rates.png"), draw(found.figure, drawn))
     console.print(f"page: {stem}.md")
