@@ -62,7 +62,7 @@ TEXT_LLAMA_12M = replace(
             model=partial(Llama, width=320, depth=8, heads=5, key_heads=5, hidden=864, length=128),
             data=partial(text.load_text, vocabulary=4096, length=128),
             steps=3000,
-            batch=8,
+            batch=16,
             options=options(1e-3, 0.1, 0.95),
             evaluations=2,
             threads=1,

@@ -317,6 +317,17 @@ OUR_FIGURES: Mapping[str, Figure] = {
     figure.name: figure
     for figure in (TIME, SIDES, MOMENT, ADAGRAD, LEAN, SIGNAL, MEMORY, LARGE, WIDTH, FINETUNE)
 }
+# The problems of the study, in README's words.
+NAMES = {
+    "digits-vit": "digits",
+    "imagewoof-vit": "Imagewoof, ViT",
+    "molecules-gnn": "molecules",
+    "mri-unet": "U-Net",
+    "text-char": "characters",
+    "pinn-poisson": "Poisson equation",
+    "text-llama": "WikiText-2",
+    "imagewoof-convnext": "Imagewoof, ConvNeXt",
+}
 # What the page of the study says about its own limits.
 LEFT_OUT = (
     "Runs are shorter than the workloads' own, and models are small: two cores had to do.",

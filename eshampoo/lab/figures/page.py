@@ -71,9 +71,14 @@ class Problem:
         return unit * log.gradients
 
     def lowest(self) -> list[str]:
-        """Return the method with the lowest final loss, and those that are level with it."""
+        """Return the method with the lowest final loss, and those that are level with it.
+
+        The seeds of the search are too few to call methods level.
+        """
         rows = self.rows
         first = min(rows, key=lambda label: rows[label].mean("final_loss"))
+        if not self.is_fresh:
+            return [first]
         return [
             label
             for label, group in rows.items()
@@ -295,8 +300,8 @@ def page(
     if searched:
         lines += [
             f"**Fresh seeds are missing on {', '.join(searched)}.** There the table has the seeds"
-            " of the search, on which the best rate was chosen: all losses are a little low there,"
-            " and two seeds can hardly tell two methods apart.",
+            " of the search, on which the best rate was chosen. So losses are a little low there,"
+            " and as two seeds are too few to call methods level, only the lowest loss is bold.",
             "",
         ]
     lines += [missing_sentence(missing), ""] if missing else []
@@ -346,3 +351,26 @@ def picture(problems: Sequence[Problem]) -> bytes:
     axes = max(grid.flat, key=lambda axes: len(axes.get_legend_handles_labels()[1]))
     canvas.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=8)
     return png(canvas)
+
+
+def short_table(problems: Sequence[Problem], names: Mapping[str, str]) -> list[str]:
+    """Return the table of README: losses, and steps and CPU seconds to AdamW's loss.
+
+    AdamW's own way is in brackets. The lowest loss is bold, with those that are level with it.
+    """
+    columns = ["", "AdamW", "best of the others", "EShampoo", "steps", "CPU seconds"]
+    lines = [row_text(columns), "|---" + "|--:" * (len(columns) - 1) + "|"]
+    for problem in problems:
+        rows, lowest = problem.rows, problem.lowest()
+        others = [label for label in rows if label not in (*OURS, "AdamW")]
+        rival = min(others, key=lambda label: rows[label].mean("final_loss"))
+        digits = 4 if problem.adamw.mean("final_loss") > 1 else 3
+        cells = [names[problem.name]]
+        for label in ("AdamW", rival, "EShampoo"):
+            text = bold(f"{rows[label].mean('final_loss'):.{digits}g}", label in lowest)
+            cells.append(f"{text} ({label})" if label == rival else text)
+        ours, adamws = problem.way("EShampoo"), problem.way("AdamW")
+        cells.append(f"{share(ours.steps)} ({share(adamws.steps)})")
+        cells.append(f"{share(ours.seconds)} ({share(adamws.seconds)})")
+        lines.append(row_text(cells))
+    return lines

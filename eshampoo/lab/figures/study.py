@@ -1,14 +1,15 @@
 """``eshampoo study``: search, fresh seeds, and a page that says what they show."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from eshampoo.lab.errors import INTERRUPTED, UserError
 from eshampoo.lab.figures.draw import draw
-from eshampoo.lab.figures.ours import LEFT_OUT, STUDIES
-from eshampoo.lab.figures.page import Problem, page, picture
+from eshampoo.lab.figures.ours import LEFT_OUT, NAMES, STUDIES
+from eshampoo.lab.figures.page import Problem, page, picture, short_table
 from eshampoo.lab.figures.reproduce import Collected, collect_all, group
 from eshampoo.lab.files import made, write_atomic
 
@@ -42,8 +43,8 @@ def problems(found: Collected) -> list[Problem]:
     return by_panel
 
 
-def write_page(found: Collected, stem: Path, console: Console) -> None:
-    """Write the page and its pictures; the page names the problems that it does not have."""
+def page_of(found: Collected, groups: Sequence[Problem]) -> str:
+    """Return the text of the page, which names the problems and the runs that it does not have."""
     name = found.figure.name
     here = [panel.workload for panel in found.figure.panels]
     others = [panel.workload for panel in STUDIES[name].panels if panel.workload not in here]
@@ -53,12 +54,18 @@ def write_page(found: Collected, stem: Path, console: Console) -> None:
         left_out.insert(0, f"Problems of this study: {', '.join(others)}.")
     if found.missing:
         command += " --stored"
+    return page(groups, found.figure, command, left_out, found.missing)
+
+
+def write_page(found: Collected, stem: Path, console: Console) -> None:
+    """Write the page and its pictures, and show README's table of the same runs."""
     groups = problems(found)
     if not groups:
         raise UserError("no problem has AdamW and EShampoo; leave out --stored")
     drawn = [(point.panel, point.curve, group(point, found.logs)) for point in found.tried]
-    text = page(groups, found.figure, command, left_out, found.missing)
-    write_atomic(stem.with_suffix(".md"), text.encode())
+    write_atomic(stem.with_suffix(".md"), page_of(found, groups).encode())
     write_atomic(stem.with_suffix(".png"), picture(groups))
     write_atomic(stem.with_name(f"{stem.name}-rates.png"), draw(found.figure, drawn))
+    for line in short_table(groups, NAMES):
+        console.print(line, soft_wrap=True, highlight=False)
     console.print(f"page: {stem}.md")

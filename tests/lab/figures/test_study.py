@@ -94,6 +94,10 @@ def test_fresh_seeds_count_where_every_method_has_them():
     assert searched_problem(**few).rows["AdamW"].values("final_loss") == [3.0, 3.1]
     whole = {label: ended([1.0, 1.0]) for label in searched_problem().search}
     assert searched_problem(**whole).rows == whole
+    assert searched_problem().lowest() == ["Muon"]  # two seeds of a search are no test
+    near = {**whole, "AdamW": ended([3.0, 3.1]), "Muon": ended([0.9, 1.0, 1.2])}
+    near |= {"EShampoo": ended([1.0, 1.1, 1.2]), "EShampoo, KL factors": ended([2.0, 2.1])}
+    assert searched_problem(**near).lowest() == ["Muon", "EShampoo"]
 
 
 def outcome(points, loss):
