@@ -169,3 +169,11 @@ def test_a_published_figure_is_drawn_from_the_results_alone(tmp_path, monkeypatc
     words = ["reproduce", "fig4", "--results", str(ROOT / "results"), "--out", str(tmp_path)]
     assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
     assert (tmp_path / "fig4-small.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_runs_of_another_kind_of_processor_can_be_left_aside(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(reproduce_module, "processor", lambda: "another")
+    words = ["reproduce", "fig4", "--results", str(ROOT / "results"), "--out", str(tmp_path)]
+    words += ["--runs", str(tmp_path / "runs"), "--stored", "--here"]
+    assert main(words) == 2
+    assert "no run of fig4 is stored; leave out --stored" in capsys.readouterr().err
