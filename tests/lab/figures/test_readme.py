@@ -30,7 +30,7 @@ def below_at_adamws_rate(problem):
 CLAIMS = {
     "EShampoo ends below AdamW": lambda p: mean(p.rows["EShampoo"]) < mean(p.adamw),
     "At AdamW's rate EShampoo ends below AdamW": below_at_adamws_rate,
-    "EShampoo has the lowest loss, or is level with it,": lambda p: "EShampoo" in p.lowest(),
+    "EShampoo has the lowest loss, or is level with it,": lambda p: p.leads("EShampoo"),
     "EShampoo is first at AdamW's loss in steps": lambda p: p.first("EShampoo", lambda w: w.steps),
     "EShampoo is first at AdamW's loss in CPU seconds": lambda p: (
         p.is_timed and p.first("EShampoo", lambda way: way.seconds)

@@ -80,10 +80,12 @@ def searched_problem(**fresh):
 
 
 def test_the_page_says_who_ends_lower():
-    problem = searched_problem()
+    search = searched_problem()
+    problem = Problem("x", search.search, search.rows)  # as if these were fresh seeds
     names = lower_than(problem.rows["EShampoo"], problem)
     assert names == ["Muon (t(2.0) = 10.3, p = 0.0089)"]
     told = findings([problem])
+    assert findings([search]) == told[:-1]  # the seeds of a search do not decide that
     assert told[0] == "EShampoo has the lowest final loss, or is level with it, on 0 of 1."
     assert "on 1 of 1 (x)." in told[-3]  # at AdamW's rate it ends lower
     assert told[-1] == "EShampoo ends higher than Muon (t(2.0) = 10.3, p = 0.0089) on x."
@@ -98,6 +100,12 @@ def test_fresh_seeds_count_where_every_method_has_them():
     near = {**whole, "AdamW": ended([3.0, 3.1]), "Muon": ended([0.9, 1.0, 1.2])}
     near |= {"EShampoo": ended([1.0, 1.1, 1.2]), "EShampoo, KL factors": ended([2.0, 2.1])}
     assert searched_problem(**near).lowest() == ["Muon", "EShampoo"]
+    assert searched_problem(**near).leads("EShampoo")
+    assert not searched_problem(**near).leads("EShampoo, KL factors")
+    # one of ours does not stand in the way of the other
+    near["EShampoo, KL factors"] = ended([0.1, 0.11])
+    assert searched_problem(**near).lowest() == ["EShampoo, KL factors"]
+    assert searched_problem(**near).leads("EShampoo")
 
 
 def outcome(points, loss):
