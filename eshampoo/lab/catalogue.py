@@ -9,12 +9,13 @@ from eshampoo.lab import objectives
 from eshampoo.lab.data import images, molecules, mri, text
 from eshampoo.lab.equations import PINN_CONVECTION, PINN_POISSON
 from eshampoo.lab.errors import UserError
-from eshampoo.lab.language import TEXT_CHAR, TEXT_LLAMA
+from eshampoo.lab.language import TEXT_CHAR, TEXT_LLAMA, TEXT_LLAMA_12M
 from eshampoo.lab.models.convnext import ConvNeXt
 from eshampoo.lab.models.gnn import GraphNetwork
 from eshampoo.lab.models.unet import UNet
 from eshampoo.lab.models.vit import SimpleViT
 from eshampoo.lab.run.runs import SCALES, Run
+from eshampoo.lab.tuning import TEXT_LORA, TEXT_TUNE
 from eshampoo.lab.workloads import Setting, Workload, options
 
 classifier = partial(
@@ -28,12 +29,10 @@ classifier = partial(
 of_dogs = partial(classifier, origin=images.ORIGIN, locate=images.locate_imagewoof)
 
 
-def varied(
-    row: Workload, name: str, title: str, model: Mapping[str, Any], batch: int | None = None
-) -> Workload:
-    """Return a workload with other values of its model or another batch, at every scale."""
+def varied(row: Workload, name: str, title: str, model: Mapping[str, Any]) -> Workload:
+    """Return a workload with other values of its model, at every scale."""
     settings = {
-        scale: replace(setting, model=partial(setting.model, **model), batch=batch or setting.batch)
+        scale: replace(setting, model=partial(setting.model, **model))
         for scale, setting in row.settings.items()
     }
     return replace(row, name=name, title=title, settings=settings)
@@ -254,20 +253,23 @@ WORKLOADS: Mapping[str, Workload] = {
     )
 }
 
-# Workloads with another batch, width or text, which only figures and studies use.
+# Workloads of another size or text, and of fine-tuning, which only figures use.
 VARIANTS: Mapping[str, Workload] = {
     row.name: row
     for row in (
-        varied(DIGITS_VIT, "digits-vit-batch-16", "digits in batches of 16", {}, batch=16),
-        varied(DIGITS_VIT, "digits-vit-batch-512", "digits in batches of 512", {}, batch=512),
-        varied(IMAGEWOOF_VIT, "imagewoof-vit-batch-16", "dogs in batches of 16", {}, batch=16),
         replace(TEXT_LLAMA, name="text-llama-c4", title="tokens of C4", locate=text.locate_c4),
-        varied(
-            TEXT_CHAR,
-            "text-char-width-64",
-            "characters with half the width",
-            {"width": 64, "hidden": 176},
+        TEXT_LLAMA_12M,
+        *(
+            varied(
+                TEXT_CHAR,
+                f"text-char-width-{width}",
+                f"characters with a width of {width}",
+                {"width": width, "hidden": hidden},
+            )
+            for width, hidden in ((64, 176), (256, 704))
         ),
+        TEXT_TUNE,
+        TEXT_LORA,
     )
 }
 

@@ -127,9 +127,13 @@ def add_figure_arguments_(command: Parser, what: str) -> None:
     for name, place, purpose in places:
         text = f"{purpose} (default: {place})"
         command.add_argument(name, type=Path, default=place, metavar="DIR", help=text)
-    command.add_argument(
-        "--add", action="store_true", help="add the runs of the figure to --results, compressed"
+    switches = (
+        ("--add", "add the runs of the figure to --results, compressed"),
+        ("--stored", "train nothing; use the runs that there are, and name those that are missing"),
+        ("--here", "make runs again whose stored logs are of another kind of processor"),
     )
+    for name, purpose in switches:
+        command.add_argument(name, action="store_true", help=purpose)
 
 
 def add_run_arguments_(commands: Sequence[Parser]) -> None:

@@ -1,5 +1,6 @@
 """Workloads that predict the next token of a text."""
 
+from dataclasses import replace
 from functools import partial
 
 from eshampoo.lab import objectives
@@ -47,6 +48,24 @@ TEXT_LLAMA = language_model(
             steps=12_500,
             batch=128,
             options=options(6e-4, 0.1, 0.95),
+        ),
+    },
+)
+
+TEXT_LLAMA_12M = replace(
+    TEXT_LLAMA,
+    name="text-llama-12m",
+    title="Llama 3 architecture with 12 million parameters",
+    settings={
+        **TEXT_LLAMA.settings,
+        "small": Setting(
+            model=partial(Llama, width=320, depth=8, heads=5, key_heads=5, hidden=864, length=128),
+            data=partial(text.load_text, vocabulary=4096, length=128),
+            steps=3000,
+            batch=16,
+            options=options(1e-3, 0.1, 0.95),
+            evaluations=2,
+            threads=1,
         ),
     },
 )

@@ -12,6 +12,9 @@ from eshampoo.lab.data import Batch, Dataset
 from eshampoo.lab.optimizers import Option, keywords
 from eshampoo.lab.run.runs import Run, Scale
 
+# What a model starts from, where that is more than chance.
+Start = Callable[[nn.Module, Dataset], nn.Module]
+
 
 def options(lr: float, weight_decay: float, beta2: float = 0.999) -> Mapping[str, Option]:
     """Return the options that every optimizer of a setting shares, with ε as in the paper."""
@@ -33,11 +36,14 @@ class Setting:
     clip: float | None = 1.0
     evaluations: int = 4
     threads: int | None = None  # None takes all cores; small matrices are not worth sharing
+    start: Start | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the setting as JSON data."""
         parts = {}
-        for name, part in (("model", self.model), ("data", self.data)):
+        for name, part in (("model", self.model), ("data", self.data), ("start", self.start)):
+            if part is None:
+                continue
             if not isinstance(part, partial):
                 raise TypeError(f"the {name} of a setting must be a functools.partial")
             parts[name] = {"name": part.func.__name__, **part.keywords}

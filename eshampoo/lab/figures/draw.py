@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as Canvas
 from eshampoo.lab.figures.figure import Curve, Figure, Grouping, Panel
 from eshampoo.lab.figures.table import Points
 from eshampoo.lab.models import PARTS
-from eshampoo.lab.report.charts import colour, draw_bases, draw_losses, plain_axes, png
+from eshampoo.lab.report.charts import AGAINST, colour, draw_bases, draw_losses, plain_axes, png
 from eshampoo.lab.report.compare import Group
 from eshampoo.lab.run.runlog import Factor
 
@@ -25,6 +25,9 @@ def draw(figure: Figure, points: Points) -> bytes:
         axes.set_axis_off()
     for index, (panel, axes) in enumerate(zip(figure.panels, grid.flat, strict=False)):
         chosen = [(curve, group) for number, curve, group in points if number == index]
+        if not chosen:  # its runs are missing
+            axes.set_axis_off()
+            continue
         axes.set_title(panel.title, fontsize=11)
         plain_axes(axes)
         if panel.pattern is not None:
@@ -32,20 +35,30 @@ def draw(figure: Figure, points: Points) -> bytes:
         elif panel.horizontal == "rate":
             draw_rates(axes, panel, chosen)
         else:
-            draw_losses(axes, best_rates(chosen), panel.horizontal == "time")
+            draw_losses(axes, best_rates(chosen), *AGAINST[panel.horizontal])
         axes.legend(fontsize=7.5, frameon=False)
     canvas.suptitle(figure.title, fontsize=13, fontweight="bold")
     return png(canvas)
 
 
 def draw_rates(axes: Axes, panel: Panel, points: Sequence[tuple[Curve, Group]]) -> None:
-    """Draw the final loss against the learning rate, and a cross at the top for divergence."""
+    """Draw the final loss against the learning rate, and a cross at the top for divergence.
+
+    At each rate a curve shows the best of its values of β2.
+    """
     finite = [v for _, group in points for v in group.values("final_loss") if math.isfinite(v)]
     top = max(finite, default=1.0)
     for index, curve in enumerate(panel.curves):
-        own = sorted(
-            (group for other, group in points if other is curve), key=lambda group: group.run.rate
-        )
+        every = [group for other, group in points if other is curve]
+        own = [
+            min(
+                (group for group in every if group.run.rate == rate),
+                key=lambda group: group.mean("final_loss"),
+            )
+            for rate in sorted({group.run.rate for group in every})
+        ]
+        if not own:
+            continue
         rates = [group.run.rate for group in own]
         losses = [group.mean("final_loss") for group in own]
         shown = [loss if math.isfinite(loss) else math.nan for loss in losses]

@@ -9,7 +9,7 @@ from eshampoo.classes import EShampoo
 from eshampoo.lab.optimizers import Option
 from eshampoo.lab.run.runs import Scale
 
-Horizontal = Literal["rate", "step", "time"]
+Horizontal = Literal["rate", "step", "time", "cpu"]
 Grouping = Literal["letter", "bias", "layer", "part", "ends"]
 Rates = Mapping[Scale, tuple[float, ...]]
 PUBLISHED = inspect.signature(EShampoo.as_published).parameters
@@ -31,11 +31,13 @@ class Curve:
     # a scale without rates takes the workload's own
     rates: Rates = field(default_factory=dict)
     scaled: Mapping[Scale, Mapping[str, Option]] = field(default_factory=dict)  # of one scale alone
+    # values of β2 that are searched like learning rates; None keeps the options' or the workload's
+    memories: tuple[float | None, ...] = (None,)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: curves over learning rates, steps or time.
+    """One plot: curves over learning rates, steps, wall seconds or CPU time.
 
     With a pattern, it shows the counts of one curve's basis computations.
     """

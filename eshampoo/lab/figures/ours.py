@@ -24,7 +24,6 @@ FIXED_SIZE: Options = {
     "rms": 0.4,
 }
 DEFAULT: Options = {**FIXED_SIZE, "rms": "auto", "betas": (0.9, 0.95)}
-PAPERS_RULE: Options = {"merge_dims": False, "tau": 0.1, "budget": None, "rms": None}
 METHODS: Mapping[str, Curve] = {
     curve.label: curve
     for curve in (
@@ -33,10 +32,8 @@ METHODS: Mapping[str, Curve] = {
         Curve("Shampoo, Adam grafting", "shampoo", {"merge_dims": False}, 100),
         Curve("SOAP", "soap", {"frequency": 10}),
         Curve("KL-Shampoo", "klshampoo", {"frequency": 10}),
-        Curve("EShampoo", "eshampoo", FIXED_SIZE),
     )
 }
-RIVALS = ("AdamW", "SOAP", "EShampoo")
 
 RATES: Mapping[str, tuple[float, ...]] = {
     "digits-vit": (1e-3, 3e-3, 1e-2),
@@ -59,14 +56,10 @@ STEPS = {
     "text-char": 500,
     "pinn-poisson": 1000,
 }
-# By study, the workloads that it is on.
-OF_THE_EVIDENCE = (
-    "digits-vit", "imagewoof-vit", "molecules-gnn", "mri-unet", "text-char", "pinn-poisson"
-)  # fmt: skip
-OF_THE_DEFAULTS = (
-    "digits-vit", "molecules-gnn", "imagewoof-convnext", "imagewoof-vit", "mri-unet", "text-llama"
-)  # fmt: skip
-OF_THE_CHOICES = (*OF_THE_DEFAULTS, "text-char")  # also where the defaults are not ahead
+# Of the Llama with 12 million parameters. Its gradient takes 2.0 CPU seconds, and an update 0.03
+# (AdamW), 0.9 (Muon), 1.3 (SOAP), 1.2 (KL-Shampoo) and 2.3 (EShampoo, the first 50 steps): twenty
+# runs take 9.6 core hours.
+LARGE_STEPS = 550
 
 
 def methods(labels: Sequence[str], tried: tuple[float, ...]) -> tuple[Curve, ...]:
@@ -103,93 +96,6 @@ TIME = Figure(
     ),
     seeds=2,
     steps={"small": 630},
-)
-
-
-def evidence_curves(workload: str) -> tuple[Curve, ...]:
-    """Return all methods on one problem; L-BFGS where the gradient has no noise."""
-    searched = methods(tuple(METHODS), RATES[workload])
-    return (*searched, Curve("L-BFGS", "lbfgs")) if workload == "pinn-poisson" else searched
-
-
-EVIDENCE = Figure(
-    name="evidence",
-    title="Evidence: six problems, six optimizers, fresh seeds",
-    note="Two seeds for the search; a learning rate is added while the best is at an edge.",
-    panels=tuple(over_rates(workload, evidence_curves(workload)) for workload in OF_THE_EVIDENCE),
-    seeds=2,
-    extend=True,
-    fresh=5,
-)
-
-
-def default_curves(workload: str) -> tuple[Curve, ...]:
-    """Return AdamW, SOAP and EShampoo with its defaults."""
-    adamw, soap, ours = methods(RIVALS, RATES[workload])
-    if workload == "text-llama":
-        # As SOAP's authors advise for language models: no basis on the side of the vocabulary.
-        soap = replace(soap, options={**soap.options, "max_dim": 1024})
-    return adamw, soap, ours
-
-
-DEFAULTS = Figure(
-    name="defaults",
-    title="EShampoo with its defaults, against AdamW and SOAP",
-    note="Final loss over the learning rate, two seeds, and at the best rate of each three fresh"
-    " seeds. A learning rate is added while the best is at an edge.",
-    panels=tuple(over_rates(workload, default_curves(workload)) for workload in OF_THE_DEFAULTS),
-    seeds=2,
-    extend=True,
-    fresh=3,
-)
-
-CHANGES: Mapping[str, tuple[Option, ...]] = {
-    "rms": (None, 0.3, 0.6),
-    "tau": (0.1, 0.01),
-    "budget": (None, 0.5, 0.1),
-    "novelty": (0.05, 0.2),
-}
-# The questions for a workload on which all of them would take too long.
-FEW_CHANGES: Mapping[str, Mapping[str, tuple[Option, ...]]] = {
-    "imagewoof-vit": CHANGES,
-    "imagewoof-convnext": {"merge_dims": ("kernel",)},
-    "mri-unet": {"merge_dims": ("kernel",)},
-    "text-llama": {"rms": (None,), "tau": (0.1,), "budget": (None,), "novelty": (0.2,)},
-    "text-char": {"rms": (None,), "budget": (None, 0.5)},
-}
-
-
-def changed(workload: str) -> list[Curve]:
-    """Return EShampoo with one change of its defaults at a time, at the middle learning rate.
-
-    Without a fixed size of the updates the best rate differs, so that case also gets the next
-    higher rate.
-    """
-    _, middle, high = RATES[workload]
-    one, two = rates((middle,)), rates((middle, high))
-    curves = [Curve("the defaults", "eshampoo", FIXED_SIZE, rates=one)]
-    for name, values in FEW_CHANGES.get(workload, CHANGES).items():
-        for value in values:
-            tried = two if (name, value) == ("rms", None) else one
-            options = {**FIXED_SIZE, name: value}
-            curves.append(Curve(f"{name} = {value}", "eshampoo", options, rates=tried))
-    if workload in FEW_CHANGES:
-        return curves
-    for f in (10, 1):
-        options = {**PAPERS_RULE, "frequency": f}
-        curves.append(Curve(f"the paper's, F = {f}", "eshampoo", options, rates=two))
-    for f in (5, 1):
-        curves.append(Curve(f"SOAP, F = {f}", "soap", {"frequency": f}, rates=two))
-    return curves
-
-
-CHOICES = Figure(
-    name="choices",
-    title="What the defaults could be instead",
-    note="Final loss with one change of the defaults at a time, at the middle learning rate; also"
-    " at the next higher one where updates have the size that comes out.",
-    panels=tuple(over_rates(workload, changed(workload)) for workload in OF_THE_CHOICES),
-    seeds=2,
 )
 
 
@@ -259,73 +165,6 @@ LEAN = Figure(
 )
 
 
-def check_rules(workload: str, beta2: float) -> Panel:
-    """Compare three rules of when to check for EShampoo and SOAP at one β2."""
-    curves = []
-    for label, own in (("EShampoo", FIXED_SIZE), ("SOAP", {})):
-        for f in ("auto", 1, 10):
-            options: Options = {**own, "betas": (0.9, beta2), "frequency": f}
-            middle = rates(RATES[workload][1:2])
-            curves.append(Curve(f"{label}, F = {f}", label.lower(), options, rates=middle))
-    title = f"{workload}, β2 = {beta2:g}"
-    return Panel(title, workload, tuple(curves), "step", steps={"small": STEPS[workload]})
-
-
-BETA2 = Figure(
-    name="beta2",
-    title="β2, and when a basis is looked at",
-    note="Final loss of EShampoo and SOAP with checks by novelty, at every step and at every tenth,"
-    " over β2: does the rule without a number hold for every memory of the averages?",
-    panels=tuple(
-        check_rules(workload, beta2)
-        for workload in ("imagewoof-vit", "text-char")
-        for beta2 in (0.9, 0.95, 0.99, 0.999)
-    ),
-    seeds=1,
-)
-BATCH = Figure(
-    name="batch",
-    title="The size of a batch",
-    note="Loss by steps with small and large batches, each method at three learning rates and more"
-    " while the best is at an edge: does the gain in steps depend on the batch?",
-    panels=tuple(
-        Panel(
-            f"{workload}, batch {batch}",
-            name,
-            methods(RIVALS, RATES[workload]),
-            "step",
-            steps={"small": STEPS[workload]},
-        )
-        for workload, batch, name in (
-            ("digits-vit", 16, "digits-vit-batch-16"),
-            ("digits-vit", 64, "digits-vit"),
-            ("digits-vit", 512, "digits-vit-batch-512"),
-            ("imagewoof-vit", 16, "imagewoof-vit-batch-16"),
-            ("imagewoof-vit", 128, "imagewoof-vit"),
-        )
-    ),
-    seeds=2,
-    extend=True,
-)
-HORIZON = Figure(
-    name="horizon",
-    title="Width of the model and length of the run",
-    note="Loss by steps for two widths and two lengths, at a learning rate of 0.003, the best one"
-    " of all three methods at width 128 and 500 steps. Nothing in EShampoo's options was scaled.",
-    panels=tuple(
-        Panel(
-            f"width {width}, {steps} steps",
-            name,
-            methods(RIVALS, (3e-3,)),
-            "step",
-            steps={"small": steps},
-        )
-        for width, name in ((64, "text-char-width-64"), (128, "text-char"))
-        for steps in (500, 1500)
-    ),
-    seeds=1,
-)
-
 # Rates around AdamW's best one, which the note of the figure gives.
 SIGNAL_RATES: Mapping[str, tuple[float, ...]] = {
     "digits-vit": (1.5e-3, 3e-3, 6e-3),
@@ -339,15 +178,14 @@ SIGNAL_RATES: Mapping[str, tuple[float, ...]] = {
 }
 
 
-def with_signal(workload: str) -> Panel:
-    """Compare EShampoo with Gram and with KL factors on one workload."""
+def with_signal(workload: str) -> tuple[Curve, ...]:
+    """Return EShampoo with Gram and with KL factors, at its rates on one workload."""
     tried = rates(SIGNAL_RATES[workload])
     with_kl: Options = {**DEFAULT, "factors": "kl"}
-    curves = (
+    return (
         Curve("EShampoo", "eshampoo", DEFAULT, rates=tried),
         Curve("EShampoo, KL factors", "eshampoo", with_kl, rates=tried),
     )
-    return over_rates(workload, curves)
 
 
 def over_memory(workload: str) -> Panel:
@@ -366,7 +204,7 @@ SIGNAL = Figure(
     note="Final loss of EShampoo with its default over the learning rate. AdamW's best rates are"
     " 0.003 (digits, characters, Llama, ConvNeXt), 0.001 (ViT on dogs), 0.01 (U-Net) and 0.03"
     " (Poisson); on molecules 0.03 is level with its best, 0.1.",
-    panels=tuple(map(with_signal, SIGNAL_RATES)),
+    panels=tuple(over_rates(workload, with_signal(workload)) for workload in SIGNAL_RATES),
     seeds=2,
 )
 MEMORY = Figure(
@@ -378,37 +216,126 @@ MEMORY = Figure(
     seeds=2,
 )
 
+
+def on_tokens(curve: Curve) -> Curve:
+    """Return a rival as SOAP's authors advise for tokens: no basis on the vocabulary's side."""
+    if curve.label not in ("SOAP", "KL-Shampoo"):
+        return curve
+    return replace(curve, options={**curve.options, "max_dim": 1024})
+
+
+def evidence_curves(workload: str) -> tuple[Curve, ...]:
+    """Return all methods on one problem; L-BFGS where the gradient has no noise."""
+    rivals = methods(tuple(METHODS), RATES[workload])
+    if workload == "text-llama":  # its own β2 is 0.95
+        return (*map(on_tokens, rivals), *with_signal(workload))
+    rivals = tuple(replace(curve, memories=(None, 0.95)) for curve in rivals)
+    exact = (Curve("L-BFGS", "lbfgs"),) if workload == "pinn-poisson" else ()
+    return (*rivals, *with_signal(workload), *exact)
+
+
+EVIDENCE = Figure(
+    name="evidence",
+    title="Evidence: eight problems, seven methods, fresh seeds",
+    note="Two seeds for the search over the learning rate and, for all but EShampoo, over β2; a"
+    " learning rate is added while the best is at an edge.",
+    panels=tuple(over_rates(workload, evidence_curves(workload)) for workload in SIGNAL_RATES),
+    seeds=2,
+    extend=True,
+    fresh=5,
+)
+
+LARGE_AXES: tuple[Horizontal, ...] = ("step", "cpu")
+LARGE = Figure(
+    name="large",
+    title="A Llama of 12 million parameters",
+    note="Training loss against steps and against CPU time, counted in gradients of the same run;"
+    " each method at the better of two learning rates.",
+    panels=tuple(
+        Panel(
+            f"WikiText-2, {horizontal}",
+            "text-llama-12m",
+            (
+                *map(on_tokens, methods(("AdamW", "Muon", "SOAP", "KL-Shampoo"), (1e-3, 3e-3))),
+                Curve("EShampoo", "eshampoo", DEFAULT, rates=rates((1e-3, 3e-3))),
+            ),
+            horizontal,
+        )
+        for horizontal in LARGE_AXES
+    ),
+    seeds=2,
+    steps={"small": LARGE_STEPS},
+)
+WIDTH = Figure(
+    name="width",
+    title="The width of a model",
+    note="Final loss over the learning rate for three widths of the model on characters: do the"
+    " gain and the best rate stay? AdamW has the β2 of the workload, 0.99.",
+    panels=tuple(
+        Panel(
+            f"width {width}",
+            workload,
+            (
+                *methods(("AdamW",), RATES["text-char"]),
+                Curve("EShampoo", "eshampoo", DEFAULT, rates=rates(RATES["text-char"])),
+            ),
+            "rate",
+            steps={"small": 1500},
+        )
+        for width, workload in (
+            (64, "text-char-width-64"),
+            (128, "text-char"),
+            (256, "text-char-width-256"),
+        )
+    ),
+    seeds=2,
+)
+FINETUNE = Figure(
+    name="finetune",
+    title="Fine-tuning, of all weights and by LoRA",
+    note="Final loss over the learning rate. A Llama of the size of text-char learned the first"
+    " half of WikiText-2, byte by byte, for 500 steps of AdamW, and goes on with Tiny Shakespeare;"
+    " LoRA has rank 8 in every linear layer of the blocks.",
+    panels=tuple(
+        Panel(
+            title,
+            workload,
+            (
+                *methods(("AdamW",), tried),
+                Curve("EShampoo", "eshampoo", DEFAULT, rates=rates(tried)),
+            ),
+            "rate",
+        )
+        for title, workload, tried in (
+            ("all weights", "text-tune", (3e-4, 1e-3, 3e-3)),
+            ("LoRA", "text-lora", (1e-3, 3e-3, 1e-2)),
+        )
+    ),
+    seeds=5,
+)
+
 # A study searches learning rates, repeats the best on fresh seeds, and has a page of its own.
-STUDIES: Mapping[str, Figure] = {figure.name: figure for figure in (EVIDENCE, DEFAULTS)}
+STUDIES: Mapping[str, Figure] = {EVIDENCE.name: EVIDENCE}
 OUR_FIGURES: Mapping[str, Figure] = {
     figure.name: figure
-    for figure in (
-        TIME,
-        DEFAULTS,
-        CHOICES,
-        SIDES,
-        MOMENT,
-        ADAGRAD,
-        LEAN,
-        BETA2,
-        BATCH,
-        HORIZON,
-        SIGNAL,
-        MEMORY,
-    )
+    for figure in (TIME, SIDES, MOMENT, ADAGRAD, LEAN, SIGNAL, MEMORY, LARGE, WIDTH, FINETUNE)
 }
-# What the pages of the studies say about their own limits.
+# The problems of the study, in README's words.
+NAMES = {
+    "digits-vit": "digits",
+    "imagewoof-vit": "Imagewoof, ViT",
+    "molecules-gnn": "molecules",
+    "mri-unet": "U-Net",
+    "text-char": "characters",
+    "pinn-poisson": "Poisson equation",
+    "text-llama": "WikiText-2",
+    "imagewoof-convnext": "Imagewoof, ConvNeXt",
+}
+# What the page of the study says about its own limits.
 LEFT_OUT = (
-    "The runs are older than the present default: EShampoo has updates of a fixed size (rms=0.4)"
-    ' and the β2 of the workload. The figure "signal" of our reproduction page has the new one.',
     "Runs are shorter than the workloads' own, and models are small: two cores had to do.",
-    "β2, weight decay and ε are those of the workload for every method, and were not tuned.",
-    "One batch size and one width for each problem. [Choosing](choosing.md) has other batches,"
-    " widths, lengths and values of β2, with one or two seeds.",
-    "Runs on an Intel processor are older than the check that every basis is orthogonal"
-    " (reliability.md). One of them was repeated with the check, and has the same bits.",
-    "Runs come from several processors, and are older than the last corrections of the library."
-    " Seed 0 of EShampoo, repeated on the corrected code and another processor, ends at 0.00066"
-    " instead of 0.00090 (digits-vit), 0.2187 instead of 0.2176 (molecules-gnn) and 1.695, as"
-    " before (imagewoof-vit). On one processor the corrections change these by less than 0.03 %.",
+    "Weight decay and ε are those of the workload for every method, and were not tuned.",
+    "EShampoo has three learning rates around AdamW's best one, and one β2; the others have three"
+    " rates with each of two values of β2. All have more where the best is at an edge.",
+    "One batch size and one width for each problem.",
 )

@@ -1,37 +1,116 @@
-"""The page of a study: what it found, in tables, sentences and two pictures."""
+"""The page of a study: what it found, in a picture, sentences, one table, and details."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure as Canvas
 
 from eshampoo.lab.figures.figure import Figure
-from eshampoo.lab.figures.table import row_text
-from eshampoo.lab.figures.targets import shares
-from eshampoo.lab.report.charts import colour, plain_axes, png
+from eshampoo.lab.figures.table import missing_sentence, row_text
+from eshampoo.lab.figures.targets import Way, on_processor, spent, way_to_adamw
+from eshampoo.lab.report.charts import draw_losses, plain_axes, png
 from eshampoo.lab.report.compare import Group
 from eshampoo.lab.report.significance import Difference, difference, standard_error
+from eshampoo.lab.run.runlog import Array, Log
+from eshampoo.lab.run.runs import Run
 
-NEAR = 0.05  # a loss is as good as the best within this share of it
-HALF = 0.5  # the goal: AdamW's loss in this share of its steps
+OURS = ("EShampoo", "EShampoo, KL factors")
+FEW = 2  # fewer seeds than this cannot be tested
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One workload: the groups of the search by rate, and those of fresh seeds, by method."""
+    """One workload: the groups of the search by method, and those of fresh seeds."""
 
     name: str
-    search: dict[str, list[Group]]
-    fresh: dict[str, Group]
+    search: Mapping[str, Sequence[Group]]  # one group for each learning rate and β2
+    fresh: Mapping[str, Group]
+
+    @property
+    def is_fresh(self) -> bool:
+        """Tell whether every method has fresh seeds; else the seeds of the search must do."""
+        counts = [len(self.fresh[label].logs) for label in self.search if label in self.fresh]
+        return len(counts) == len(self.search) and min(counts) >= FEW
+
+    @property
+    def rows(self) -> dict[str, Group]:
+        """Return each method at its best learning rate and β2."""
+        if self.is_fresh:
+            return {label: self.fresh[label] for label in self.search}
+        return {label: best(groups) for label, groups in self.search.items()}
 
     @property
     def adamw(self) -> Group:
-        """Return AdamW at its best rate, on fresh seeds."""
-        return self.fresh["AdamW"]
+        """Return AdamW at its best learning rate and β2."""
+        return self.rows["AdamW"]
+
+    @property
+    def processor(self) -> str:
+        """Return the kind of processor that most methods had."""
+        kinds = [{log.processor for log in group.logs} for group in self.rows.values()]
+        counts = Counter(sorted(kind for found in kinds for kind in found))
+        return counts.most_common(1)[0][0]
+
+    def way(self, label: str) -> Way:
+        """Return the way of a method to AdamW's loss."""
+        return way_to_adamw(self.rows[label], self.adamw, self.processor)
+
+    def price(self, label: str) -> float:
+        """Return the CPU seconds of a method's whole run, as a share of AdamW's."""
+        rows = self.rows[label], self.adamw
+        ours, adamws = (spent(group, self.processor) for group in rows)
+        return ours / adamws
+
+    def seconds(self, log: Log) -> Array:
+        """Return CPU seconds up to each step, as if gradients took as long as AdamW's."""
+        unit = fmean(run.cpu_times["cpu"].sum() / run.gradients[-1] for run in self.adamw.logs)
+        return unit * log.gradients
+
+    def lowest(self) -> list[str]:
+        """Return the method with the lowest final loss, and those that are level with it.
+
+        The seeds of the search are too few to call methods level.
+        """
+        rows = self.rows
+        first = min(rows, key=lambda label: rows[label].mean("final_loss"))
+        if not self.is_fresh:
+            return [first]
+        return [
+            label
+            for label, group in rows.items()
+            if label == first or apart(rows[first], group).word == "level"
+        ]
+
+    def leads(self, ours: str) -> bool:
+        """Tell whether one of our methods ends lowest of it and all others, or level with that."""
+        rivals = [group for label, group in self.rows.items() if label not in OURS]
+        if ours not in self.rows:
+            return False
+        own, rival = self.rows[ours], best(rivals)
+        if own.mean("final_loss") < rival.mean("final_loss"):
+            return True
+        return self.is_fresh and apart(own, rival).word == "level"
+
+    def first(self, ours: str, quantity: Callable[[Way], float]) -> bool:
+        """Tell whether one of our methods is the first of it and all others at AdamW's loss."""
+        ways = {label: quantity(self.way(label)) for label in self.rows}
+        others = [way for label, way in ways.items() if label not in OURS]
+        own = ways.get(ours, math.inf)
+        return math.isfinite(own) and all(own <= way for way in others)
+
+    @property
+    def is_timed(self) -> bool:
+        """Tell whether every method has a run on the same kind of processor."""
+        return all(on_processor(group, self.processor).logs for group in self.rows.values())
+
+
+def best(groups: Sequence[Group]) -> Group:
+    """Return the group with the lowest final loss."""
+    return min(groups, key=lambda group: group.mean("final_loss"))
 
 
 def apart(group: Group, other: Group) -> Difference:
@@ -39,152 +118,271 @@ def apart(group: Group, other: Group) -> Difference:
     return difference(group.values("final_loss"), other.values("final_loss"))
 
 
+def beta2(run: Run) -> str:
+    """Write the β2 of a run."""
+    betas = run.options.get("betas")
+    return f"{betas[1]:g}" if isinstance(betas, tuple) else "–"
+
+
+def share(value: float) -> str:
+    """Write a share of AdamW's run."""
+    return f"{value:.2f}" if math.isfinite(value) else "–"
+
+
+def loss(group: Group) -> str:
+    """Write a mean final loss with three or four digits."""
+    return f"{group.mean('final_loss'):.4g}"
+
+
+def whole_table(problems: Sequence[Problem]) -> list[str]:
+    """Return loss, steps and CPU seconds of every method that is on more than one problem.
+
+    The lowest loss is bold, with those that are level with it; so is the shortest way.
+    """
+    labels = common(problems)
+    lines = [row_text(["", "", *labels]), "|---" * (2 + len(labels)) + "|"]
+    for problem in problems:
+        rows, lowest = problem.rows, problem.lowest()
+        cells = [bold(loss(rows[k]), k in lowest) if k in rows else "–" for k in labels]
+        none = Way(math.nan, math.nan)
+        ways = {label: problem.way(label) if label in rows else none for label in labels}
+        lines.append(row_text([problem.name, "loss", *cells]))
+        columns = (
+            ("steps", {label: way.steps for label, way in ways.items()}),
+            ("CPU seconds", {label: way.seconds for label, way in ways.items()}),
+        )
+        for name, shares in columns:
+            shortest = min(value for value in shares.values() if not math.isnan(value))
+            cells = [bold(share(value), value == shortest) for value in shares.values()]
+            lines.append(row_text(["", name, *cells]))
+    return lines
+
+
+def common(problems: Sequence[Problem]) -> list[str]:
+    """Return the methods that are on more than one problem."""
+    counts = Counter(label for problem in problems for label in problem.search)
+    return [label for label, count in counts.items() if count > 1 or len(problems) == 1]
+
+
+def bold(text: str, chosen: bool) -> str:
+    """Mark a cell of a table."""
+    return f"**{text}**" if chosen and text != "–" else text
+
+
 def problem_table(problem: Problem) -> list[str]:
     """Return the table of one problem, from the lowest loss to the highest."""
     metric = problem.adamw.logs[0].header["metric"]
-    columns = ["method", "learning rate", "final loss", metric]
-    columns += ["steps to AdamW's", "CPU s to AdamW's", "CPU s", "against AdamW", "against SOAP"]
+    columns = ["method", "learning rate", "β2", "seeds", "final loss", metric]
+    columns += ["steps to AdamW's", "CPU s to AdamW's", "CPU s of the run", "against AdamW"]
+    columns += ["EShampoo against it"]
     lines = [row_text(columns), "|---" * len(columns) + "|"]
-    for label, group in sorted(problem.fresh.items(), key=lambda item: item[1].mean("final_loss")):
-        losses = group.values("final_loss")
-        steps, seconds = shares(group, problem.adamw)
-        loss = f"{fmean(losses):.4g} ± {standard_error(losses):.1g}"
-        cells = [label, f"{group.run.rate:g}", loss, f"{fmean(group.metrics()):.3g}"]
-        cells += [str(steps), str(seconds), f"{group.mean('cpu_seconds'):.0f}"]
-        for rival in ("AdamW", "SOAP"):
-            cells.append("–" if label == rival else str(apart(group, problem.fresh[rival])))
+    ours = problem.rows["EShampoo"]
+    for label, group in sorted(problem.rows.items(), key=lambda item: item[1].mean("final_loss")):
+        error = standard_error(group.values("final_loss"))
+        spread = "" if math.isnan(error) else f" ± {error:.1g}"
+        way, price = problem.way(label), problem.price(label)
+        cells = [label, f"{group.run.rate:g}", beta2(group.run), str(len(group.logs))]
+        cells += [loss(group) + spread, f"{fmean(group.metrics()):.3g}"]
+        cells += [share(way.steps), share(way.seconds), share(price)]
+        cells += ["–" if label == "AdamW" else str(apart(group, problem.adamw))]
+        cells += ["–" if label == "EShampoo" else str(apart(ours, group))]
         lines.append(row_text(cells))
     return lines
 
 
-def transfer(problem: Problem, method: str = "EShampoo") -> tuple[float, float, float]:
-    """Return AdamW's best rate in the search, the method's loss there, and its best loss."""
-    best = min(problem.search["AdamW"], key=lambda group: group.mean("final_loss"))
-    own = {group.run.rate: group.mean("final_loss") for group in problem.search[method]}
-    return best.run.rate, own.get(best.run.rate, math.nan), min(own.values())
+def at_adamws_rate(problem: Problem) -> Group | None:
+    """Return EShampoo of the search at AdamW's best learning rate, if it was tried there."""
+    lr = best(problem.search["AdamW"]).run.rate
+    there = [group for group in problem.search["EShampoo"] if group.run.rate == lr]
+    return there[0] if there else None
 
 
 def transfer_sentence(problem: Problem) -> str:
-    """Say whether AdamW's learning rate serves EShampoo."""
-    lr, there, best = transfer(problem)
-    if math.isnan(there):
-        return f"EShampoo was not tried at AdamW's best rate, {lr:g}."
-    verdict = "it carries over" if there <= (1 + NEAR) * best else "it does not carry over"
-    adamw = min(group.mean("final_loss") for group in problem.search["AdamW"])
-    below = "below" if there < adamw else "not below"
+    """Say how EShampoo does at AdamW's best learning rate, on the seeds of the search."""
+    adamw, there = best(problem.search["AdamW"]), at_adamws_rate(problem)
+    if there is None:
+        return f"EShampoo was not tried at AdamW's best rate, {adamw.run.rate:g}."
+    own = best(problem.search["EShampoo"])
     return (
-        f"AdamW's best rate is {lr:g}; EShampoo ends at {there:.4g} there, {below} AdamW's"
-        f" {adamw:.4g}, and at {best:.4g} at its own best rate: {verdict}."
+        f"In the search AdamW's best rate is {adamw.run.rate:g}, where it ends at {loss(adamw)}"
+        f" and EShampoo at {loss(there)}; EShampoo's best is {own.run.rate:g}, with {loss(own)}."
     )
 
 
-def summary(problems: Sequence[Problem]) -> list[str]:
-    """Count on how many problems each goal is met."""
-    ours = [(problem, problem.fresh["EShampoo"]) for problem in problems]
-    halves = [p.name for p, group in ours if shares(group, p.adamw)[0].mean <= HALF]
-    behind = [p.name for p, g in ours if apart(g, p.fresh["SOAP"]).word == "higher"]
-    ahead = [p.name for p, g in ours if apart(g, p.fresh["SOAP"]).word == "lower"]
-    lower = [p.name for p, g in ours if apart(g, p.adamw).word == "lower"]
-    near = [p.name for p in problems if transfer(p)[1] <= (1 + NEAR) * transfer(p)[2]]
-    beaten = [f"{' and '.join(names)} on {p.name}" for p, g in ours if (names := lower_than(g, p))]
+def findings(problems: Sequence[Problem]) -> list[str]:
+    """Say on how many problems each goal is met, one sentence each."""
     count = len(problems)
 
-    def told(names: Sequence[str]) -> str:
-        return f"{len(names)} of {count}" + (f" ({', '.join(names)})" if names else "")
+    def told(chosen: Sequence[Problem]) -> str:
+        return f"{len(chosen)} of {count}" + (
+            f" ({', '.join(problem.name for problem in chosen)})" if chosen else ""
+        )
 
-    return [
-        f"- EShampoo with its defaults ends lower than AdamW on {told(lower)}.",
-        f"- It ends lower than SOAP on {told(ahead)}, higher on {told(behind)}.",
-        f"- It reaches AdamW's final loss in at most half of the steps on {told(halves)}.",
-        f"- At AdamW's best rate it is within {NEAR:.0%} of its own best loss on {told(near)}.",
-        f"- It loses to {'; to '.join(beaten)}." if beaten else "- It loses to none of the others.",
+    sentences = []
+    for label in OURS:
+        lowest = [p for p in problems if p.leads(label)]
+        steps = [p for p in problems if p.first(label, lambda way: way.steps)]
+        timed = [p for p in problems if p.is_timed]
+        seconds = [p for p in timed if p.first(label, lambda way: way.seconds)]
+        sentences += [
+            f"{label} has the lowest final loss, or is level with it, on {told(lowest)}.",
+            f"{label} is at AdamW's final loss first, or with the first, in steps on {told(steps)},"
+            f" in CPU seconds on {told(seconds)}.",
+        ]
+        if len(timed) < count:
+            mixed = ", ".join(p.name for p in problems if not p.is_timed)
+            sentences[-1] += f" In CPU seconds {mixed} cannot count: their processors are mixed."
+    rates = [(p, there) for p in problems if (there := at_adamws_rate(p)) is not None]
+    below = [
+        p
+        for p, there in rates
+        if there.mean("final_loss") < best(p.search["AdamW"]).mean("final_loss")
     ]
+    sooner = [p for p in problems if p.way("EShampoo").steps < p.way("AdamW").steps]
+    beaten = [
+        f"{' and '.join(names)} on {p.name}"
+        for p in problems
+        if p.is_fresh and (names := lower_than(p.rows["EShampoo"], p))
+    ]
+    untried = ", ".join(p.name for p in problems if at_adamws_rate(p) is None)
+    sentences += [
+        f"At AdamW's best rate EShampoo ends lower than AdamW on {told(below)}"
+        + (f"; it was not tried there on {untried}." if untried else "."),
+        f"EShampoo is at AdamW's final loss after fewer steps than AdamW on {told(sooner)}.",
+    ]
+    if beaten:
+        sentences.append(f"EShampoo ends higher than {'; than '.join(beaten)}.")
+    return sentences
 
 
 def lower_than(group: Group, problem: Problem) -> list[str]:
     """Return the methods of a problem that end lower than a group, with their t and p."""
     return [
         f"{label} ({result.numbers})"
-        for label, other in problem.fresh.items()
+        for label, other in problem.rows.items()
         if other is not group and (result := apart(other, group)).word == "lower"
     ]
 
 
-def processors(problem: Problem) -> list[str]:
-    """Return the kinds of processors that the runs on fresh seeds had."""
-    logs = [log for group in problem.fresh.values() for log in group.logs]
-    return sorted({log.header["environment"]["processor"] for log in logs})
-
-
-def page(problems: Sequence[Problem], figure: Figure, command: str, left_out: Sequence[str]) -> str:
-    """Write the page, with the command that writes it again."""
-    seeds = len(problems[0].adamw.logs)
-    torch_version = problems[0].adamw.logs[0].header["environment"]["torch"]
+def details(problem: Problem) -> list[str]:
+    """Return the part of the page about one problem, folded away."""
+    log = problem.adamw.logs[0]
+    kinds = sorted({log.processor for group in problem.rows.values() for log in group.logs})
+    seeds = "fresh seeds" if problem.is_fresh else "the seeds of the search, fresh ones are missing"
     lines = [
-        f"# {figure.title}",
+        '<details markdown="1">',
+        f"<summary>{problem.name}</summary>",
         "",
-        "Every optimizer is tried at the same learning rates, a factor √10 apart, on two seeds; a"
-        " rate is added while the best one is at an edge. The tables show"
-        f" {seeds} fresh seeds at the best rate, mean ± standard error. The final loss is the mean"
-        " over the last 5 % of the steps. *To AdamW's* is when the averaged loss first reaches"
-        " AdamW's mean final loss, as a share of AdamW's whole run; CPU seconds are those of the"
-        " process, with one thread. The last two columns compare final losses by Welch's t-test,"
-        " as t(degrees of freedom) and p; a positive t means that the loss of the row is lower. We"
-        " call two methods level if p > 0.05; p is not corrected for the number of comparisons.",
-        "",
+        f"{log.header['parameters']:,} parameters, {log.run.steps} steps, batch"
+        f" {log.header['setting']['batch']}; {seeds}; on {' and '.join(kinds)}.",
+    ]
+    if len(kinds) > 1:
+        lines[-1] += f" CPU seconds are those of runs on {problem.processor} alone."
+    return [*lines, "", *problem_table(problem), "", transfer_sentence(problem), "", "</details>"]
+
+
+METHOD = (
+    "Every optimizer is tried at learning rates about a factor √10 apart (EShampoo: a factor of two"
+    " or three) on two seeds; a rate is added while the best one is at an edge. Every method but"
+    " EShampoo is tried with β2 = 0.95 and with the workload's own, and the better one counts. The"
+    " table shows fresh seeds at the best rate and β2. *Loss* is the final one, the mean over"
+    " the last 5 % of the steps. *Steps* and *CPU seconds* say when the mean over the seeds of the"
+    " averaged loss first reaches AdamW's mean final loss, as shares of AdamW's whole run, and"
+    " AdamW's own share is beside them. CPU seconds are those of the process, with one thread, and"
+    " as if the gradients of every run took as long as AdamW's, because a machine is not equally"
+    " fast at all hours. They are compared only among runs on one kind of processor."
+    " Bold is the lowest loss with all that are level with it, and the shortest way. Two methods"
+    " are level if p > 0.05 in Welch's t-test, t(degrees of freedom), where a positive t means a"
+    " lower loss; p is not corrected for the number of comparisons. In the sentences below,"
+    " EShampoo with Gram factors, its default, and with KL factors do not compete with each other."
+)
+
+
+def page(
+    problems: Sequence[Problem],
+    figure: Figure,
+    command: str,
+    left_out: Sequence[str],
+    missing: Sequence[Run] = (),
+) -> str:
+    """Write the page, with the command that writes it again."""
+    torch_version = problems[0].adamw.logs[0].header["environment"]["torch"]
+    searched = [problem.name for problem in problems if not problem.is_fresh]
+    lines = [f"# {figure.title}", "", METHOD, ""]
+    if searched:
+        lines += [
+            f"**Fresh seeds are missing on {', '.join(searched)}.** There the table has the seeds"
+            " of the search, on which the best rate was chosen. So losses are a little low there,"
+            " and as two seeds are too few to call methods level, only the lowest loss is bold.",
+            "",
+        ]
+    lines += [missing_sentence(missing), ""] if missing else []
+    lines += [
         f"    {command}",
         "",
-        f"torch {torch_version}. This page is written by that command from the logs in results/."
-        " CPU seconds also depend on the processor and on what else it does: if a problem was run"
-        " on two types of processor, ignore differences in CPU time below 20 %.",
+        f"torch {torch_version}. That command writes this page from the logs in results/.",
         "",
-        f"![steps and CPU seconds to AdamW's loss]({figure.name}.png)",
+        f"![loss against CPU seconds]({figure.name}.png)",
         "",
-        *summary(problems),
+        *(f"- {sentence}" for sentence in findings(problems)),
+        "",
+        *whole_table(problems),
         "",
     ]
     for problem in problems:
-        log = problem.adamw.logs[0]
-        lines += [
-            f"## {problem.name}",
-            "",
-            f"{log.header['parameters']:,} parameters, {log.run.steps} steps, batch"
-            f" {log.header['setting']['batch']}; on {' and '.join(processors(problem))}.",
-            "",
-            *problem_table(problem),
-            "",
-            transfer_sentence(problem),
-            "",
-        ]
+        for label in problem.search.keys() - {*common(problems)}:
+            way = problem.way(label)
+            lines += [
+                f"On {problem.name}, {label} ends at {loss(problem.rows[label])}; steps"
+                f" {share(way.steps)}, CPU seconds {share(way.seconds)}.",
+                "",
+            ]
+    lines += ["## Each problem", ""]
+    for problem in problems:
+        lines += [*details(problem), ""]
     lines += ["## Over the learning rate", "", f"![final loss]({figure.name}-rates.png)", ""]
     lines += ["## What was left out", "", *(f"- {entry}" for entry in left_out), ""]
     return "\n".join(lines)
 
 
 def picture(problems: Sequence[Problem]) -> bytes:
-    """Draw steps and CPU seconds to AdamW's loss as ratios, with standard errors."""
-    canvas = Canvas(figsize=(11, 0.9 + 0.75 * len(problems)), layout="constrained")
-    both: Any = canvas.subplots(1, 2, sharey=True)
-    labels = [label for label in problems[0].fresh if label != "AdamW"]
-    titles = ("steps to AdamW's final loss", "CPU seconds to AdamW's final loss")
-    for side, (axes, title) in enumerate(zip(both, titles, strict=True)):
-        for index, label in enumerate(labels):
-            found = [
-                (row, shares(problem.fresh[label], problem.adamw)[side])
-                for row, problem in enumerate(problems)
-                if label in problem.fresh
-            ]
-            kept = [(row, share) for row, share in found if math.isfinite(share.mean)]
-            places = np.array([row for row, _ in kept]) + 0.12 * (index - len(labels) / 2)
-            means = [share.mean for _, share in kept]
-            errors = [share.error for _, share in kept]
-            hue = colour(index)
-            axes.errorbar(means, places, xerr=errors, fmt="o", color=hue, label=label)
-        axes.axvline(1, color="0.6", linewidth=1)
-        axes.set_xlim(left=0)
-        axes.set_title(f"{title} (AdamW: 1)", fontsize=11)
+    """Draw the loss against CPU seconds on every problem, of runs on one kind of processor."""
+    labels = dict.fromkeys(label for problem in problems for label in problem.search)
+    columns = min(4, len(problems))
+    lines = math.ceil(len(problems) / columns)
+    canvas = Canvas(figsize=(4.2 * columns, 3.4 * lines), layout="constrained")
+    grid: Any = canvas.subplots(lines, columns, squeeze=False)
+    for axes in grid.flat[len(problems) :]:
+        axes.set_axis_off()
+    for problem, axes in zip(problems, grid.flat, strict=False):
+        rows = {label: problem.rows.get(label, Group(label, ())) for label in labels}
+        drawn = [(k, on_processor(group, problem.processor)) for k, group in rows.items()]
+        draw_losses(axes, drawn, "CPU seconds", problem.seconds)
+        axes.set_title(problem.name, fontsize=11)
         plain_axes(axes)
-    both[0].set_yticks(range(len(problems)), [problem.name for problem in problems])
-    both[0].invert_yaxis()
-    both[1].legend(fontsize=8, frameon=False)
+    axes = max(grid.flat, key=lambda axes: len(axes.get_legend_handles_labels()[1]))
+    canvas.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=8)
     return png(canvas)
+
+
+def short_table(problems: Sequence[Problem], names: Mapping[str, str]) -> list[str]:
+    """Return the table of README: losses, and steps and CPU seconds to AdamW's loss.
+
+    AdamW's own way is in brackets. The lowest loss is bold, with those that are level with it.
+    """
+    columns = ["", "AdamW", "best of the others", "EShampoo", "steps", "CPU seconds"]
+    lines = [row_text(columns), "|---" + "|--:" * (len(columns) - 1) + "|"]
+    for problem in problems:
+        rows, lowest = problem.rows, problem.lowest()
+        others = [label for label in rows if label not in (*OURS, "AdamW")]
+        rival = min(others, key=lambda label: rows[label].mean("final_loss"))
+        digits = 4 if problem.adamw.mean("final_loss") > 1 else 3
+        cells = [names[problem.name]]
+        for label in ("AdamW", rival, "EShampoo"):
+            text = bold(f"{rows[label].mean('final_loss'):.{digits}g}", label in lowest)
+            cells.append(f"{text} ({label})" if label == rival else text)
+        ours, adamws = problem.way("EShampoo"), problem.way("AdamW")
+        cells.append(f"{share(ours.steps)} ({share(adamws.steps)})")
+        cells.append(f"{share(ours.seconds)} ({share(adamws.seconds)})")
+        lines.append(row_text(cells))
+    return lines

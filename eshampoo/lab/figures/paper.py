@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from itertools import product
 
 from eshampoo.lab.figures.figure import Curve, Figure, Grouping, Panel, rates
+from eshampoo.lab.figures.ours import DEFAULT
 from eshampoo.lab.optimizers import Option
 from eshampoo.lab.run.runs import SCALES, Scale
 
@@ -310,6 +311,8 @@ def algoperf_panel(
     for f, tau in ROWS:
         label = f"EShampoo, {f'τ = {tau:g}, ' if tau else ''}F = {f}"
         curves.append(row(label, "eshampoo", {"tau": tau}, f, tried[1:2]))
+    own = rates(tried[1:2], (WINNERS_RATE,))
+    curves.append(Curve("EShampoo, its default", "eshampoo", DEFAULT, rates=own))
     length: Mapping[Scale, int] = {"small": steps}
     return Panel(title, workload, tuple(curves), "step", steps=length, evaluations=evaluations)
 

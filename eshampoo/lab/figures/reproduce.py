@@ -2,8 +2,9 @@
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -18,18 +19,19 @@ from eshampoo.lab.figures.paper import PAPER_FIGURES
 from eshampoo.lab.figures.results import add_results, stored_logs
 from eshampoo.lab.figures.table import figure_table
 from eshampoo.lab.files import made, write_atomic
-from eshampoo.lab.optimizers import check_options
+from eshampoo.lab.optimizers import Option, check_options
 from eshampoo.lab.report.compare import Group
+from eshampoo.lab.run.environment import processor
 from eshampoo.lab.run.runlog import FILE_NAME, Log, finished, read_log, read_records
 from eshampoo.lab.run.runs import Run, Scale
 
 FIGURES: Mapping[str, Figure] = {**PAPER_FIGURES, **OUR_FIGURES}
-MOST_RATES = 6  # learning rates of one curve, with those that were added
+MOST_RATES = 6  # learning rates of one search, with those that were added
 
 
 @dataclass(frozen=True)
 class Point:
-    """The runs of one curve of a panel at one learning rate, one per seed."""
+    """The runs of one curve of a panel at one learning rate and β2, one per seed."""
 
     panel: int
     curve: Curve
@@ -38,12 +40,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Collected:
-    """A figure with the points that were tried, those on fresh seeds, and all their logs."""
+    """A figure with the points that were tried, those on fresh seeds, and all their logs.
+
+    A point has the runs that have a log; ``missing`` are the others.
+    """
 
     figure: Figure
     tried: Sequence[Point]
     fresh: Sequence[Point]
     logs: Mapping[Path, Log]
+    missing: Sequence[Run] = ()
 
 
 def scaled_frequency(frequency: int, steps: int, paper_steps: int) -> int:
@@ -66,8 +72,10 @@ def plan(figure: Figure, scale: Scale, seeds: int | None, steps: int | None) -> 
                 paper = row.settings["paper"].steps
                 options["frequency"] = scaled_frequency(curve.frequency, length, paper)
             check_options(curve.optimizer, options)
-            for rate in curve.rates.get(scale, (None,)):
+            for memory, rate in product(curve.memories, curve.rates.get(scale, (None,))):
                 chosen = options if rate is None else {**options, "lr": rate}
+                if memory is not None:
+                    chosen = {**chosen, "betas": (0.9, memory)}
                 runs = tuple(
                     row.run(
                         curve.optimizer,
@@ -103,12 +111,34 @@ def collect_all(figure: Figure, known: argparse.Namespace, console: Console) -> 
     points = plan(figure, known.scale, known.seeds, known.steps)
     try:
         tried, logs = searched(figure, points, known, console)
-        again = repeated(tried, logs, figure.fresh)
+        again = repeated(present(tried, logs), logs, figure.fresh, len(points[0].runs))
         logs |= collect(f"{figure.name}, fresh seeds", again, known, console) if again else {}
     except KeyboardInterrupt:
         console.print("interrupted and saved; the same command continues")
         return None
-    return Collected(figure, tried, again, logs)
+    return collected(figure, tried, again, logs)
+
+
+def collected(
+    figure: Figure, tried: Sequence[Point], fresh: Sequence[Point], logs: Mapping[Path, Log]
+) -> Collected:
+    """Return a figure with what there is of it, and what is missing."""
+    runs = {run.place: run for point in (*tried, *fresh) for run in point.runs}
+    missing = [run for place, run in runs.items() if place not in logs]
+    if not present(tried, logs):
+        raise UserError(
+            f"no run of {figure.name} is stored; leave out --stored, or give other --results"
+        )
+    return Collected(figure, present(tried, logs), present(fresh, logs), logs, missing)
+
+
+def present(points: Sequence[Point], logs: Mapping[Path, Log]) -> list[Point]:
+    """Return the points with those of their runs that have a log; without any, they go."""
+    there = [
+        Point(point.panel, point.curve, tuple(run for run in point.runs if run.place in logs))
+        for point in points
+    ]
+    return [point for point in there if point.runs]
 
 
 def chosen(figure: Figure, only: str | None) -> Figure:
@@ -129,22 +159,28 @@ def searched(
     """Return the points with those at further learning rates, and all their logs."""
     tried = list(points)
     logs = collect(figure.name, tried, known, console)
-    while figure.extend and (more := extended(tried, logs)):
+    while figure.extend and (more := unlisted(extended(present(tried, logs), logs), tried)):
         logs |= collect(f"{figure.name}, further rates", more, known, console)
         tried += more
-    if figure.fresh and (more := carried_over(tried, logs)):
+    if figure.fresh and (more := unlisted(carried_over(present(tried, logs), logs), tried)):
         logs |= collect(f"{figure.name}, AdamW's best rate", more, known, console)
         tried += more
     return tried, logs
 
 
-def extended(points: Sequence[Point], logs: Mapping[Path, Log]) -> list[Point]:
-    """Return points at the next learning rate, for curves whose best rate is an outermost one.
+def unlisted(points: Sequence[Point], tried: Sequence[Point]) -> list[Point]:
+    """Return the points that were not asked for before; a run that is missing stays missing."""
+    listed = {run.place for point in tried for run in point.runs}
+    return [point for point in points if point.runs[0].place not in listed]
 
-    A curve with fewer than three rates is no search.
+
+def extended(points: Sequence[Point], logs: Mapping[Path, Log]) -> list[Point]:
+    """Return points at the next learning rate, for searches whose best rate is an outermost one.
+
+    Every β2 of a curve is a search of its own. One with fewer than three rates is no search.
     """
     more = []
-    for tried in curves(points):
+    for tried in together(points, lambda p: (p.panel, p.curve.label, memory_of(p.runs[0]))):
         if len(tried) < 3:
             continue
         ranked = sorted(tried, key=lambda point: point.runs[0].rate)
@@ -177,35 +213,54 @@ def at_rate(point: Point, lr: float) -> Point:
 
 
 def next_rate(lr: float, direction: int) -> float:
-    """Return the next of … 1e-3, 3e-3, 1e-2, 3e-2 …, about a factor √10 away.
+    """Return the next of … 1e-3, 3e-3, 1e-2, 3e-2 …, at most a factor √10 away.
 
-    >>> next_rate(3e-3, 1), next_rate(1e-3, -1)
-    (0.01, 0.0003)
+    >>> next_rate(3e-3, 1), next_rate(1e-3, -1), next_rate(6e-3, 1), next_rate(1.5e-3, -1)
+    (0.01, 0.0003, 0.01, 0.001)
     """
-    return float(f"{10 ** ((round(2 * math.log10(lr)) + direction) / 2):.0e}")
+    place = 2 * math.log10(lr)
+    if abs(place - round(place)) < 0.1:  # it is one of them, rounded to a digit
+        place = round(place)
+    place = math.floor(place) + 1 if direction > 0 else math.ceil(place) - 1
+    return float(f"{10 ** (place / 2):.0e}")
 
 
-def curves(points: Sequence[Point]) -> list[list[Point]]:
-    """Return the points of each curve of each panel."""
-    found: dict[tuple[int, str], list[Point]] = {}
+def memory_of(run: Run) -> Option:
+    """Return the β2 of a run, None for an optimizer without one."""
+    betas = run.options.get("betas")
+    return betas[1] if isinstance(betas, tuple) else None
+
+
+def together(points: Iterable[Point], key: Callable[[Point], Hashable]) -> list[list[Point]]:
+    """Return the points that share a key."""
+    found: dict[Hashable, list[Point]] = {}
     for point in points:
-        found.setdefault((point.panel, point.curve.label), []).append(point)
+        found.setdefault(key(point), []).append(point)
     return list(found.values())
 
 
 def collect(
     what: str, points: Sequence[Point], known: argparse.Namespace, console: Console
 ) -> dict[Path, Log]:
-    """Read the logs of the points, after training the runs that are neither stored nor finished."""
+    """Read the logs of the points, after training the runs that are neither stored nor finished.
+
+    With ``--stored`` nothing is trained, and the logs are those that there are. With ``--here``
+    a stored run of another kind of processor counts as missing.
+    """
     runs = {run.place: run for point in points for run in point.runs}
     logs = stored_logs(known.results, runs.values())
+    if known.here:
+        kind = processor()
+        logs = {p: log for p, log in logs.items() if log.processor == kind}
     others = {known.runs / place: run for place, run in runs.items() if place not in logs}
     missing = {path: run for path, run in others.items() if not finished(path, run)}
     console.print(
         f"{what}: {len(runs)} runs, {len(logs)} of them in {known.results},"
         f" {len(others) - len(missing)} finished before, {len(missing)} missing"
     )
-    if missing:
+    if known.stored:
+        others = {path: run for path, run in others.items() if path not in missing}
+    elif missing:
         for run in missing.values():
             workload(run.workload).locate(known.data)
         if not run_all(missing, known, console):
@@ -215,16 +270,17 @@ def collect(
         changed = add_results(known.results, added)
         console.print(f"added {len(added)} runs to {', '.join(map(str, changed))}")
         # draw the compact logs, so that the results give the same figure later
-        return stored_logs(known.results, runs.values())
+        return logs | stored_logs(known.results, others.values())
     return logs | {run.place: read_log(path / FILE_NAME) for path, run in others.items()}
 
 
-def repeated(points: Sequence[Point], logs: Mapping[Path, Log], seeds: int) -> list[Point]:
-    """Return the best point of each curve of each panel, with the same number of fresh seeds."""
+def repeated(
+    points: Sequence[Point], logs: Mapping[Path, Log], seeds: int, first: int
+) -> list[Point]:
+    """Return the best point of each curve of each panel, with fresh seeds from ``first`` on."""
     again = []
-    for tried in curves(points) if seeds else ():
+    for tried in together(points, lambda p: (p.panel, p.curve.label)) if seeds else ():
         best = min(tried, key=lambda point: group(point, logs).mean("final_loss"))
-        first = len(best.runs)
         runs = tuple(replace(best.runs[0], seed=first + number) for number in range(seeds))
         again.append(Point(best.panel, best.curve, runs))
     return again
@@ -241,7 +297,7 @@ def write_figure(found: Collected, stem: Path, console: Console) -> None:
     fresh = [(p.panel, p.curve, group(p, found.logs, ", fresh seeds")) for p in found.fresh]
     scale = found.tried[0].runs[0].scale
     command = f"eshampoo reproduce {found.figure.name} --scale {scale}"
-    table = figure_table(found.figure, drawn + fresh, command)
+    table = figure_table(found.figure, drawn + fresh, command, found.missing)
     write_atomic(stem.with_suffix(".png"), draw(found.figure, drawn))
     write_atomic(stem.with_suffix(".md"), table.encode())
     console.print(f"figure: {stem}.png, table: {stem}.md")

@@ -1,5 +1,6 @@
 """The table beside a figure, in Markdown."""
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -14,17 +15,20 @@ from eshampoo.lab.report.compare import (
     reached_text,
 )
 from eshampoo.lab.run.runlog import Log
-from eshampoo.lab.run.runs import typed
+from eshampoo.lab.run.runs import Run, typed
 
 Points = Sequence[tuple[int, Curve, Group]]  # the panel's number, a curve, its runs
 
 
-def figure_table(figure: Figure, points: Points, command: str) -> str:
-    """Write the note, the command, and one row per curve and learning rate."""
+def figure_table(figure: Figure, points: Points, command: str, missing: Sequence[Run] = ()) -> str:
+    """Write the note, the command, one row per curve and learning rate, and what is missing."""
     lines = [f"# {figure.title}", "", figure.note, "", f"    {command}", ""]
+    lines += [missing_sentence(missing), ""] if missing else []
     shown: set[str] = set()
     for index, panel in enumerate(figure.panels):
         groups = [group for number, _, group in points if number == index]
+        if not groups:
+            continue
         first = groups[0].logs[0]
         names = {f"{panel.workload} {group.label} {group.run.name}" for group in groups}
         if names <= shown:  # another panel has a row for each of these runs
@@ -52,6 +56,15 @@ def figure_table(figure: Figure, points: Points, command: str) -> str:
             "",
         ]
     return "\n".join(lines)
+
+
+def missing_sentence(missing: Sequence[Run]) -> str:
+    """Say how many runs of a page were not made, by workload and optimizer."""
+    named = []
+    for workload in dict.fromkeys(run.workload for run in missing):
+        counts = Counter(run.optimizer for run in missing if run.workload == workload)
+        named.append(f"{workload} ({', '.join(f'{name} {n}' for name, n in counts.items())})")
+    return f"**{len(missing)} runs are missing** on this page: {', '.join(named)}."
 
 
 def row_text(cells: Sequence[str]) -> str:

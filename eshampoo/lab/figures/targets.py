@@ -1,6 +1,6 @@
 """Two kinds of targets, and the way to them.
 
-AdamW's final loss, for the studies: steps and CPU seconds to it, as shares of AdamW's own. And a
+AdamW's final loss, for the study: steps and CPU seconds to it, as shares of AdamW's own. And a
 validation metric as AlgoPerf sets it: hits, steps and time. There time is counted in gradients: CPU
 seconds over those that a gradient takes in the same steps of the same run. So it does not depend on
 how fast the machine was at that hour.
@@ -13,32 +13,47 @@ from statistics import fmean, median
 
 import numpy as np
 
-from eshampoo.lab.report.compare import Group, first_reached
+from eshampoo.lab.report.compare import Group, smooth
 from eshampoo.lab.report.significance import standard_error
 from eshampoo.lab.run.runlog import CPU_TIMES, Log
 
 
 @dataclass(frozen=True)
-class Share:
-    """Steps or CPU seconds to the target, as shares of those of AdamW's whole run."""
+class Way:
+    """Steps and CPU seconds to AdamW's loss, as shares of those of AdamW's whole run.
 
-    mean: float  # infinite if a seed did not reach the target
-    error: float
+    CPU seconds are as if the gradients of every run took as long as AdamW's.
+    """
 
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} ± {self.error:.2f}" if math.isfinite(self.mean) else "–"
+    steps: float  # infinite if the target is not reached
+    seconds: float  # infinite likewise; NaN if no run had the processor
 
 
-def shares(group: Group, adamw: Group) -> tuple[Share, Share]:
-    """Return steps and CPU seconds to AdamW's mean final loss, as shares of AdamW's whole runs."""
-    target = adamw.mean("final_loss")
-    ways = [first_reached(log, target, np.cumsum(log.cpu_times["cpu"])) for log in group.logs]
-    wholes = (adamw.run.steps, adamw.mean("cpu_seconds"))
-    columns = [[way[i] / whole for way in ways] for i, whole in enumerate(wholes)]
-    if not all(math.isfinite(value) for value in columns[0]):
-        return Share(math.inf, math.nan), Share(math.inf, math.nan)
-    steps, seconds = (Share(fmean(column), standard_error(column)) for column in columns)
-    return steps, seconds
+def way_to_adamw(group: Group, adamw: Group, processor: str) -> Way:
+    """Return when the mean loss over the seeds first reaches AdamW's mean final loss.
+
+    AdamW's own mean loss ends there, so its way is 1 at the most. CPU seconds are taken from the
+    runs on one kind of processor.
+    """
+    lost = any(map(math.isinf, group.values("final_loss")))  # such runs are shorter, too
+    losses = np.mean([smooth(log) for log in group.logs], axis=0) if not lost else np.zeros(0)
+    reached = np.flatnonzero(losses <= adamw.mean("final_loss"))
+    if not len(reached):
+        return Way(1.0, 1.0) if group is adamw else Way(math.inf, math.inf)
+    steps = float(group.logs[0].step[reached[0]]) / adamw.run.steps
+    ours, whole = (spent(g, processor, i) for g, i in ((group, int(reached[0])), (adamw, -1)))
+    return Way(steps, ours / whole)
+
+
+def spent(group: Group, processor: str, record: int = -1) -> float:
+    """Return the mean CPU time up to a step record, in gradients; NaN without such a processor."""
+    logs = on_processor(group, processor).logs
+    return fmean(float(log.gradients[record]) for log in logs) if logs else math.nan
+
+
+def on_processor(group: Group, processor: str) -> Group:
+    """Return the runs of a group that had one kind of processor."""
+    return Group(group.label, tuple(log for log in group.logs if log.processor == processor))
 
 
 def sign(log: Log) -> float:

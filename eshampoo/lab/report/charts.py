@@ -2,8 +2,9 @@
 
 import io
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from typing import Literal
 
 import matplotlib
 import numpy as np
@@ -14,6 +15,12 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from eshampoo.lab.report.compare import Group, smooth
 from eshampoo.lab.run.runlog import Array, Factor, Log
 
+# What a loss is drawn against: the name of the axis, and the values at the step records of a log.
+AGAINST: Mapping[Literal["step", "time", "cpu"], tuple[str, Callable[[Log], Array]]] = {
+    "step": ("step", lambda log: log.step),
+    "time": ("seconds of training", lambda log: log.seconds),
+    "cpu": ("CPU time, in gradients", lambda log: log.gradients),
+}
 POINTS = 300  # of a curve, about what a screen resolves
 # Okabe and Ito's colours are distinct for every kind of colour vision
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#444444")
@@ -30,25 +37,31 @@ def plain_axes(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_losses(axes: Axes, groups: Sequence[tuple[str, Group]], time: bool) -> None:
-    """Draw the loss against steps or seconds: the mean over the seeds, and their range.
+def draw_losses(
+    axes: Axes, groups: Sequence[tuple[str, Group]], name: str, spent: Callable[[Log], Array]
+) -> None:
+    """Draw the loss against what was spent on it: the mean over the seeds, and their range.
 
-    A curve is as long as the shortest of its seeds, because some may diverge.
+    A curve is as long as the shortest of its seeds, because some may diverge. A group without runs
+    only keeps its colour.
     """
     for index, (label, group) in enumerate(groups):
+        if not group.logs:
+            continue
         length = min(len(log.step) for log in group.logs)
         kept = np.unique(np.linspace(0, length - 1, POINTS).astype(int))[:length]
         losses = np.stack([smooth(log)[kept] for log in group.logs])
-        x = np.mean([(log.seconds if time else log.step)[kept] for log in group.logs], axis=0)
+        x = np.mean([spent(log)[kept] for log in group.logs], axis=0)
         style, hue = "-" if index < len(COLOURS) else "--", colour(index)
         axes.plot(x, losses.mean(0), style, label=label, color=hue, linewidth=1.5)
         axes.fill_between(x, losses.min(0), losses.max(0), color=hue, alpha=0.15, linewidth=0)
-    axes.set_xlabel("seconds of training" if time else "step")
+    axes.set_xlabel(name)
     axes.set_ylabel("training loss")
     low, high = axes.get_ylim()
     if high > 5 * low:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        subs = (1.0, 2.0, 5.0) if high < 1e4 * low else (1.0,)
+        axes.yaxis.set_major_locator(LogLocator(subs=subs))
         axes.yaxis.set_major_formatter("{x:g}")  # 0.2 instead of 2 × 10⁻¹
         axes.yaxis.set_minor_formatter(NullFormatter())
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from eshampoo.lab.catalogue import WORKLOADS
-from eshampoo.lab.report.charts import chart, draw_bases, draw_losses
+from eshampoo.lab.report.charts import AGAINST, chart, draw_bases, draw_losses
 from eshampoo.lab.report.compare import Group, comparison_table, group_logs, verdict
 from eshampoo.lab.report.style import STYLE
 from eshampoo.lab.run.runlog import Array, Factor, Log
@@ -75,8 +75,8 @@ def loss_section(groups: Sequence[Group]) -> str:
     named = [(group.label, group) for group in groups]
     return (
         "<section><h2>Training loss</h2><div class=charts>"
-        + chart("Loss against steps", WIDE, lambda axes: draw_losses(axes, named, time=False))
-        + chart("Loss against time", WIDE, lambda axes: draw_losses(axes, named, time=True))
+        + chart("Loss against steps", WIDE, lambda axes: draw_losses(axes, named, *AGAINST["step"]))
+        + chart("Loss against time", WIDE, lambda axes: draw_losses(axes, named, *AGAINST["time"]))
         + "</div><p class=note>Lines are means over the seeds, bands reach from the lowest to the"
         " highest seed; each point averages the last 5 % of the steps.</p></section>"
     )

@@ -117,6 +117,21 @@ class Log:
         return np.asarray(np.cumsum(np.sum([self.times[name] for name in TIMES], axis=0)))
 
     @property
+    def gradients(self) -> Array:
+        """Return the CPU time up to the end of each step, in gradients of the same run.
+
+        A gradient takes what a step does without its optimizer. So the time does not depend on how
+        fast the machine was at that hour.
+        """
+        whole, update = (np.cumsum(self.cpu_times[name]) for name in CPU_TIMES)
+        return np.asarray(self.step * whole / (whole - update))
+
+    @property
+    def processor(self) -> str:
+        """Return the kind of processor that the run had."""
+        return str(self.header["environment"]["processor"])
+
+    @property
     def finished(self) -> bool:
         """Tell whether the run has finished."""
         return self.end is not None

@@ -128,7 +128,9 @@ def _begin(run: Run, dataset: Dataset, out: Path, command: str, device: str) -> 
             " data or a smaller --scale"
         )
     torch.manual_seed(run.seed)
-    model = placed(chosen.model(dataset.outputs), device)  # the same start on every device
+    model = chosen.model(dataset.outputs)
+    model = model if chosen.start is None else chosen.start(model, dataset)
+    model = placed(model, device)  # the same start on every device
     optimizer = build_optimizer(run.optimizer, model, run.options)
     kinds = parameter_kinds(model)
     log = RunLog(out)

@@ -13,8 +13,7 @@ from eshampoo.lab.figures import reproduce as reproduce_module
 from eshampoo.lab.figures.figure import Curve, Figure, Panel
 from eshampoo.lab.figures.reproduce import (
     FIGURES,
-    Collected,
-    extended,
+    collected,
     plan,
     repeated,
     scaled_frequency,
@@ -124,10 +123,10 @@ def test_a_figure_runs_what_is_missing_and_is_drawn_again_from_runs_or_results(
 def test_fresh_seeds_repeat_the_best_rate_of_every_curve(tmp_path):
     points = plan(SMALL_FIGURE, "tiny", 1, 4)[:2]  # AdamW at 3e-3, and at a rate that diverges
     logs = {p.runs[0].place: trained(p.runs[0], tmp_path / str(i)) for i, p in enumerate(points)}
-    (again,) = repeated(points, logs, 2)
+    (again,) = repeated(points, logs, 2, 1)
     assert [run.seed for run in again.runs] == [1, 2]
     assert {run.options["lr"] for run in again.runs} == {3e-3}
-    assert repeated(points, logs, 0) == []
+    assert repeated(points, logs, 0, 1) == []
 
 
 def test_a_failing_run_is_told(tmp_path, capsys, monkeypatch):
@@ -156,12 +155,9 @@ def test_wrong_options_are_told_before_anything_runs(tmp_path, capsys, monkeypat
 def test_a_published_table_is_what_the_results_say(name, results, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce_module, "draw", lambda figure, groups: b"")
     points = plan(FIGURES[name], "small", None, None)
-    while FIGURES[name].extend and (more := extended(points, results)):
-        points += more
-        results |= stored_logs(ROOT / "results", [run for point in more for run in point.runs])
-    logs = [results[run.place] for point in points for run in point.runs]
+    found = collected(FIGURES[name], points, [], results)
+    logs = [results[run.place] for point in found.tried for run in point.runs]
     assert all(log.finished and "--out OUT" in log.header["command"] for log in logs)
-    found = Collected(FIGURES[name], points, [], results)
     write_figure(found, tmp_path / f"{name}-small", Console())
     table = (tmp_path / f"{name}-small.md").read_text()
     assert table == (ROOT / "docs" / "reproduction" / f"{name}-small.md").read_text()
@@ -173,3 +169,11 @@ def test_a_published_figure_is_drawn_from_the_results_alone(tmp_path, monkeypatc
     words = ["reproduce", "fig4", "--results", str(ROOT / "results"), "--out", str(tmp_path)]
     assert main([*words, "--runs", str(tmp_path / "runs")]) == 0
     assert (tmp_path / "fig4-small.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_runs_of_another_kind_of_processor_can_be_left_aside(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(reproduce_module, "processor", lambda: "another")
+    words = ["reproduce", "fig4", "--results", str(ROOT / "results"), "--out", str(tmp_path)]
+    words += ["--runs", str(tmp_path / "runs"), "--stored", "--here"]
+    assert main(words) == 2
+    assert "no run of fig4 is stored; leave out --stored" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """A study: rates are added at an edge, fresh seeds decide, and the page says what they show."""
 
 import math
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,30 +13,34 @@ from eshampoo.lab.cli import main
 from eshampoo.lab.figures import study as study_module
 from eshampoo.lab.figures.figure import Curve, Figure, Panel
 from eshampoo.lab.figures.ours import EVIDENCE
-from eshampoo.lab.figures.page import Problem, lower_than
+from eshampoo.lab.figures.page import Problem, findings, lower_than, whole_table
 from eshampoo.lab.figures.reproduce import MOST_RATES, carried_over, extended, plan, repeated
-from eshampoo.lab.figures.targets import shares
+from eshampoo.lab.figures.targets import Way, way_to_adamw
 from eshampoo.lab.report.compare import Group
 
 TRIED = {"tiny": (1e-3, 3e-3, 1e-2)}
-LABELS = {"AdamW": "adamw", "SOAP": "soap", "EShampoo": "eshampoo"}
+LABELS = {"AdamW": "adamw", "Muon": "muon", "EShampoo": "eshampoo"}
 CURVES = tuple(Curve(label, name, rates=TRIED) for label, name in LABELS.items())
 SKETCH = Figure(
     "sketch", "", "", (Panel("", "digits-vit", CURVES, "rate"),), seeds=1, extend=True, fresh=2
 )
 
 
-def ended(losses, steps=100, seconds=50.0):
-    """Logs of one group that end with these losses, falling evenly from twice as much."""
+def ended(losses, steps=100, price=1.0, processor="one", lr=1e-3):
+    """Logs of one group that end with these losses, falling evenly from twice as much.
+
+    A step takes the time of ``price`` gradients.
+    """
     return Group(
         "",
         tuple(
             SimpleNamespace(
-                run=SimpleNamespace(steps=steps, options={"lr": 1e-3}),
+                run=SimpleNamespace(steps=steps, rate=lr),
                 step=np.arange(1.0, steps + 1),
                 loss=loss * np.linspace(2, 1, steps),
-                cpu_times={"cpu": np.full(steps, seconds / steps)},
-                end={"final_loss": loss if math.isfinite(loss) else None, "cpu_seconds": seconds},
+                gradients=price * np.arange(1.0, steps + 1),
+                processor=processor,
+                end={"final_loss": loss if math.isfinite(loss) else None},
             )
             for loss in losses
         ),
@@ -44,26 +49,69 @@ def ended(losses, steps=100, seconds=50.0):
 
 def test_the_way_to_a_target_is_a_share_of_the_whole_run_of_adamw():
     """Losses fall from 2 to 1; averaged over five steps, 1.5 is reached at step 53."""
-    adamw, ours = ended([1.5, 1.5], seconds=100.0), ended([1.0, 1.0], seconds=300.0)
-    steps, seconds = shares(ours, adamw)
-    assert (steps.mean, steps.error, seconds.mean) == (0.53, 0, pytest.approx(1.59))
-    never, _ = shares(ended([1.0, 1.6]), adamw)
-    assert (never.mean, str(never)) == (math.inf, "–")
+    adamw, ours = ended([1.4, 1.6]), ended([0.8, 1.2], price=3.0)
+    assert way_to_adamw(ours, adamw, "one") == Way(0.53, pytest.approx(1.59))
+    # the mean over the seeds of AdamW's own loss ends at the target, so it is there at the end
+    assert way_to_adamw(adamw, adamw, "one") == Way(1.0, 1.0)
+    assert way_to_adamw(ended([1.6, 1.6]), adamw, "one") == Way(math.inf, math.inf)
+    assert way_to_adamw(ended([1.0, math.inf]), adamw, "one") == Way(math.inf, math.inf)
+
+
+def test_cpu_seconds_are_compared_on_one_kind_of_processor():
+    adamw, other = ended([1.5, 1.5]), ended([1.0, 1.0], processor="other")
+    assert math.isnan(way_to_adamw(other, adamw, "one").seconds)
+    search = {"AdamW": [adamw], "SOAP": [ended([1.2, 1.2])], "EShampoo": [other]}
+    problem = Problem("x", search, {})
+    assert problem.processor == "one"
+    assert not problem.is_timed
+    # 1.2 falls to 1.5 at step 76, and its average over five steps two later
+    assert whole_table([problem])[-1] == "|  | CPU seconds | 1.00 | **0.78** | – |"
+
+
+def searched_problem(**fresh):
+    """A problem whose search has one group for each of four methods."""
+    groups = {
+        "AdamW": ended([3.0, 3.1]),
+        "Muon": ended([0.5, 0.51]),
+        "EShampoo": ended([1.0, 1.1, 1.2]),
+        "EShampoo, KL factors": ended([0.9, 1.1, 1.2]),
+    }
+    return Problem("x", {label: [group] for label, group in groups.items()}, fresh)
 
 
 def test_the_page_says_who_ends_lower():
-    ours, near = ended([1.0, 1.1, 1.2]), ended([0.9, 1.1, 1.2])
-    fresh = {"EShampoo": ours, "SOAP": near, "Muon": ended([0.5, 0.51]), "AdamW": ended([3.0, 3.1])}
-    assert lower_than(ours, Problem("x", {}, fresh)) == ["Muon (t(2.0) = 10.3, p = 0.0089)"]
+    search = searched_problem()
+    problem = Problem("x", search.search, search.rows)  # as if these were fresh seeds
+    names = lower_than(problem.rows["EShampoo"], problem)
+    assert names == ["Muon (t(2.0) = 10.3, p = 0.0089)"]
+    told = findings([problem])
+    assert findings([search]) == told[:-1]  # the seeds of a search do not decide that
+    assert told[0] == "EShampoo has the lowest final loss, or is level with it, on 0 of 1."
+    assert "on 1 of 1 (x)." in told[-3]  # at AdamW's rate it ends lower
+    assert told[-1] == "EShampoo ends higher than Muon (t(2.0) = 10.3, p = 0.0089) on x."
+
+
+def test_fresh_seeds_count_where_every_method_has_them():
+    few = {"AdamW": ended([1.0, 1.0]), "Muon": ended([1.0]), "EShampoo": ended([1.0, 1.0])}
+    assert searched_problem(**few).rows["AdamW"].values("final_loss") == [3.0, 3.1]
+    whole = {label: ended([1.0, 1.0]) for label in searched_problem().search}
+    assert searched_problem(**whole).rows == whole
+    assert searched_problem().lowest() == ["Muon"]  # two seeds of a search are no test
+    near = {**whole, "AdamW": ended([3.0, 3.1]), "Muon": ended([0.9, 1.0, 1.2])}
+    near |= {"EShampoo": ended([1.0, 1.1, 1.2]), "EShampoo, KL factors": ended([2.0, 2.1])}
+    assert searched_problem(**near).lowest() == ["Muon", "EShampoo"]
+    assert searched_problem(**near).leads("EShampoo")
+    assert not searched_problem(**near).leads("EShampoo, KL factors")
+    # one of ours does not stand in the way of the other
+    near["EShampoo, KL factors"] = ended([0.1, 0.11])
+    assert searched_problem(**near).lowest() == ["EShampoo, KL factors"]
+    assert searched_problem(**near).leads("EShampoo")
 
 
 def outcome(points, loss):
     """A log for every run of the points, whose final loss is a function of the learning rate."""
     runs = [run for point in points for run in point.runs]
-    return {
-        run.place: SimpleNamespace(run=run, end={"final_loss": loss(run.options["lr"])})
-        for run in runs
-    }
+    return {run.place: SimpleNamespace(run=run, end={"final_loss": loss(run.rate)}) for run in runs}
 
 
 def test_a_rate_is_added_while_the_best_is_at_an_edge():
@@ -80,6 +128,29 @@ def test_a_rate_is_added_while_the_best_is_at_an_edge():
     assert extended(points[:2], outcome(points, lambda lr: lr)) == []
 
 
+def test_every_beta2_is_a_search_of_its_own_and_the_best_of_all_is_repeated():
+    curve = Curve("AdamW", "adamw", rates=TRIED, memories=(None, 0.95))
+    figure = replace(SKETCH, panels=(Panel("", "digits-vit", (curve,), "rate"),))
+    points = plan(figure, "tiny", 1, 4)
+    betas = [point.runs[0].options["betas"] for point in points]
+    assert betas == [(0.9, 0.999)] * 3 + [(0.9, 0.95)] * 3
+
+    def loss(run):  # the best is 3e-3 with the workload's own β2, and at an edge with 0.95
+        away = abs(math.log(run.rate / 3e-3))
+        return away if run.options["betas"][1] == 0.999 else 5 - run.rate
+
+    logs = {
+        run.place: SimpleNamespace(run=run, end={"final_loss": loss(run)})
+        for point in points
+        for run in point.runs
+    }
+    (more,) = extended(points, logs)
+    assert (more.runs[0].rate, more.runs[0].options["betas"]) == (3e-2, (0.9, 0.95))
+    (again,) = repeated(points, logs, 2, 1)
+    assert [run.seed for run in again.runs] == [1, 2]
+    assert (again.runs[0].rate, again.runs[0].options["betas"]) == (3e-3, (0.9, 0.999))
+
+
 def test_eshampoo_is_tried_at_the_best_rate_of_adamw():
     """AdamW was best at 3e-3, or at a rate that was added for it alone."""
     points = plan(SKETCH, "tiny", 1, 4)
@@ -93,20 +164,24 @@ def test_eshampoo_is_tried_at_the_best_rate_of_adamw():
     assert more.runs[0].optimizer == "eshampoo"
 
 
-def test_every_method_of_the_evidence_is_searched_with_the_same_effort():
-    points = plan(EVIDENCE, "small", None, None)
-    rates = {}
-    for point in points:
-        if point.curve.optimizer != "lbfgs":
-            key = point.runs[0].workload, point.runs[0].optimizer
-            rates.setdefault(key, []).append((point.runs[0].options["lr"], len(point.runs)))
-    by_workload = {}
-    for (workload, _), tried in rates.items():
-        by_workload.setdefault(workload, []).append(tried)
-    assert len(by_workload) == 6
-    for tried in by_workload.values():
-        assert len(tried) == 6
-        assert all(other == tried[0] for other in tried)
+def test_no_method_of_the_evidence_is_searched_less_than_eshampoo():
+    """The others have the same rates as one another, with two values of β2, one of them 0.95."""
+    tried = {}
+    for point in plan(EVIDENCE, "small", None, None):
+        run = point.runs[0]
+        if run.optimizer != "lbfgs":
+            found = tried.setdefault(run.workload, {}).setdefault(point.curve.label, set())
+            found.add((run.rate, run.options["betas"], len(point.runs)))
+    assert len(tried) == 8
+    for workload, by_method in tried.items():
+        ours = [by_method.pop(label) for label in ("EShampoo", "EShampoo, KL factors")]
+        assert ours[0] == ours[1]
+        assert len(by_method) == 5
+        for found in by_method.values():
+            assert found == by_method["AdamW"]
+            assert len(found) == (3 if workload == "text-llama" else 6)
+            assert (0.9, 0.95) in {betas for _, betas, _ in found}
+            assert len(ours[0]) == 3
 
 
 @pytest.mark.slow
@@ -117,7 +192,7 @@ def test_a_study_writes_its_page_from_logs_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study_module, "STUDIES", {"sketch": whole})
     points = plan(figure, "tiny", 1, 6)
     logs = {r.place: trained(r, tmp_path / "runs" / r.place) for p in points for r in p.runs}
-    for point in repeated(points, logs, 2):
+    for point in repeated(points, logs, 2, 1):
         for run in point.runs:
             trained(run, tmp_path / "runs" / run.place)
     words = ["study", "sketch", "--scale", "tiny", "--steps", "6", "--seeds", "1"]
@@ -125,10 +200,19 @@ def test_a_study_writes_its_page_from_logs_alone(tmp_path, monkeypatch, capsys):
     assert main([*words, "--results", str(tmp_path / "none")]) == 0
     text = (tmp_path / "sketch.md").read_text()
     assert all(f"| {label} | 0.0" in text for label in LABELS)
-    assert "2 fresh seeds" in text
+    assert "; fresh seeds; on" in text
+    assert "missing" not in text
     assert "\n    eshampoo study sketch --only digits-vit\n" in text
     assert "\n- Problems of this study: pinn-poisson.\n" in text
     assert "AdamW's best rate is" in text
+    # what is stored is enough for a page, which names the rest
+    for path in (tmp_path / "runs").rglob("muon*,seed=2"):
+        shutil.rmtree(path)
+    assert main([*words, "--results", str(tmp_path / "none"), "--stored"]) == 0
+    text = (tmp_path / "sketch.md").read_text()
+    assert "**1 runs are missing** on this page: digits-vit (muon 1)." in text
+    assert "**Fresh seeds are missing on digits-vit.**" in text
+    assert "eshampoo study sketch --only digits-vit --stored" in text
     assert (tmp_path / "sketch.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "sketch-rates.png").exists()
     capsys.readouterr()

@@ -7,7 +7,7 @@ import re
 import pytest
 from tiny_runs import tiny, trained
 
-from eshampoo.lab.report.charts import chart, draw_losses
+from eshampoo.lab.report.charts import AGAINST, chart, draw_losses
 from eshampoo.lab.report.compare import group_logs, verdict
 from eshampoo.lab.report.page import report_page
 from eshampoo.lab.run.runlog import FILE_NAME, read_log
@@ -33,7 +33,7 @@ def test_the_label_of_an_axis_does_not_lie_over_its_numbers(logs):
     seen = []
 
     def draw(axes):
-        draw_losses(axes, [("AdamW", group_logs(logs)[0])], time=False)
+        draw_losses(axes, [("AdamW", group_logs(logs)[0])], *AGAINST["step"])
         axes.plot([1, 12], [12345.678, 0.00123])
         seen.append(axes)
 
