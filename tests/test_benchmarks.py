@@ -10,10 +10,24 @@ import pytest
 import torch
 from counting import count
 
-from benchmarks import bars, beside, environment, even, gpu, launches, limit, run, shapes, timing
+import eshampoo
+from benchmarks import (
+    bars,
+    beside,
+    costs,
+    environment,
+    even,
+    gpu,
+    launches,
+    limit,
+    run,
+    shapes,
+    timing,
+)
 from benchmarks.claims import paper_hours
 from eshampoo import EShampoo
 from eshampoo.lab.figures.paper import PAPER_FIGURES
+from eshampoo.math import solvers
 
 SMALL = ["--shapes", "layers:8:2"]
 # Entry points that no other test runs, with the arguments of a run of seconds, and what they print.
@@ -110,10 +124,35 @@ def test_a_quick_run_measures_and_writes(tmp_path, capsys):
     assert "EShampoo plain step / 3-unit limit, 64×4" in capsys.readouterr().out
 
 
+def test_the_costs_of_bases_are_printed_with_the_line_that_sets_them(capsys, monkeypatch):
+    assert gpu.main(["--device", "cpu", "--sizes", "8,16", "--threads", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert torch.__version__ in lines[0]
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith(("| 8 ", "| 16 "))]
+    assert [(int(row[0]), int(row[1])) for row in rows] == [
+        (d, stack) for d in (8, 16) for stack in (1, 8, 64)
+    ]
+    for row in rows:
+        product, eigh, in_products = (float(cell) for cell in row[2:5])
+        assert in_products == pytest.approx(eigh / product, rel=0.02, abs=0.51)
+    monkeypatch.setattr(solvers, "EIGH_PRODUCTS", dict(solvers.EIGH_PRODUCTS))
+    exec(lines[-1].strip(), {"eshampoo": eshampoo})
+    between = sorted(int(row[4]) for row in rows if int(row[1]) == 64)
+    assert between[0] - 1 <= solvers.eigh_cost(100) / 100**3 <= between[1] + 1
+
+
+def test_a_solve_that_would_take_too_long_is_left_out():
+    (one, other) = costs.measure("cpu", [16], (1, 10**5), limit=0.1, repetitions=1)
+    assert one.eigh is not None
+    assert (other.eigh, other.qr) == (None, None)
+    assert "–" in costs.row(other)
+
+
 @pytest.mark.slow
 def test_the_page_of_a_gpu_is_filled_on_any_device(tmp_path):
     words = ["--device", "cpu", "--only", "layers:64:4 eshampoo", "--output", str(tmp_path)]
-    assert gpu.main([*words, "--threads", "1", "--repetitions", "1"]) == 0
+    words += ["--page", "--sizes", "8", "--threads", "1", "--repetitions", "1"]
+    assert gpu.main(words) == 0
     page = (tmp_path / "benchmarks.md").read_text()
     assert "python -m benchmarks.gpu --device cpu" in page
     (row,) = [line for line in page.splitlines() if line.startswith("| 64 × 4 |")]
