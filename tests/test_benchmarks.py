@@ -20,6 +20,7 @@ from benchmarks import (
     gpu,
     launches,
     limit,
+    predicted,
     run,
     shapes,
     timing,
@@ -218,6 +219,25 @@ def test_every_script_runs_and_prints_what_it_is_for(name, capsys):
     arguments, expected = QUICK[name]
     import_module(f"benchmarks.{name}").main(arguments)
     assert expected in capsys.readouterr().out
+
+
+def test_a_predicted_step_is_charged_for_its_products_bytes_and_launches():
+    """One layer of 40 × 40, whose products are known: two rotations each way, and two factors."""
+    work = predicted.plain_step("layers:40:1", 80)
+    assert sum(w.flops for w in work) == 6 * 2 * 40**3
+    assert sum(w.launches for w in work) == launches.launches("layers:40:1", 10**9).singly
+    two = [predicted.Work(8.0, 2.0, 1), predicted.Work(0.0, 6.0, 3)]
+    assert predicted.seconds(two, peak=2.0, bandwidth=3.0) == 4.0 + 2.0
+    assert predicted.seconds(two, peak=1e9, bandwidth=1e9) == 4 * predicted.LAUNCH
+
+
+def test_the_predicted_tables_are_printed(capsys):
+    predicted.main("layers:40:3")
+    out = capsys.readouterr().out
+    assert "computed, not measured" in out
+    # 3 · (40² + 40) parameters; M, D, two factors and two bases of 40² each, and a few numbers.
+    assert "| layers:40:3 | 0 | 0.0 | 8.0 | 0.0 | " in out
+    assert out.count("| layers:40:3 | H100 SXM |") == 1
 
 
 def test_kernel_launches_are_printed(capsys):
