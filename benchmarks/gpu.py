@@ -1,9 +1,12 @@
-"""The benchmark page of a machine with a GPU: `python -m benchmarks.gpu [--device cuda]`.
+"""What bases cost on a device: `python -m benchmarks.gpu [--device cuda]`.
 
-The cases of `benchmarks.run` on another device, with our optimizers and those of torch; peers have
-an environment of their own, which is one for CPUs. We have no GPU and have measured none.
+Prints the seconds of a product, of `eigh` and of `qr`, for several sizes and stacks, and the line
+that sets the cost which `budget` charges. With --page it also measures the cases of
+`benchmarks.run` there, for our optimizers and those of torch, and writes a page like
+docs/benchmarks.md. We have no GPU and have measured none.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from . import environment, report
+from . import costs, environment, report
 from .command import command_line
 from .contenders import CONTENDERS
 from .run import Spec, full_plan, run_case
@@ -33,15 +36,25 @@ def name_of(device: str) -> str:
     return str(torch.get_device_module(place).get_device_name(place))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and write JSON, page and figure; 1 if a case failed."""
-    parser = command_line("gpu", __doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", default="", help="only cases whose title contains this")
-    parser.add_argument("--repetitions", type=int, help="instead of those of benchmarks.run")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=Path("runs/gpu"))
-    o = parser.parse_args(arguments)
+def print_costs(o: argparse.Namespace) -> None:
+    """Print the costs of bases row by row, and how to set them."""
+    torch.set_num_threads(o.threads)
+    torch.set_float32_matmul_precision(o.precision)
+    print(
+        f"{name_of(o.device)}, torch {torch.__version__}, CUDA {torch.version.cuda}, {o.precision}"
+    )
+    print("| d | stack | product s | eigh s | products | qr s | products |")
+    print("|--:|--:|--:|--:|--:|--:|--:|")
+    found = []
+    for cost in costs.measure(o.device, o.sizes, costs.STACKS, o.limit):
+        found.append(cost)
+        print(costs.row(cost), flush=True)
+    print("\nSet the cost on all ranks, before the optimizer is built:\n")
+    print(f"    {costs.advice(found, o.device)}")
+
+
+def write_page(o: argparse.Namespace) -> int:
+    """Measure all cases, and write JSON, page and figure; 1 if a case failed."""
     machine = environment.machine(sys.executable, o.threads) | {"device": name_of(o.device)}
     cases = []
     for spec in plan(o.device, o.repetitions):
@@ -49,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cases.append({"round": 0, **run_case(sys.executable, spec, o.threads)})
             print(report.title(spec), cases[-1].get("skipped", "done"), flush=True)
     record = {
-        "command": f"python -m benchmarks.gpu --device {o.device}",
+        "command": f"python -m benchmarks.gpu --device {o.device} --page",
         "machine": machine,
         "cases": cases,
     }
@@ -58,6 +71,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path.write_text(json.dumps(record, indent=1) + "\n")
     report.main(str(path), str(o.output))
     return 1 if any(case.get("skipped", "").startswith("failed") for case in cases) else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the costs, and write the page if it is asked for; 1 if a case of it failed."""
+    parser = command_line("gpu", __doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sizes", type=sizes, default=costs.SIZES, help="d, by commas")
+    parser.add_argument("--quick", action="store_const", dest="sizes", const=costs.QUICK_SIZES)
+    parser.add_argument("--limit", type=float, default=20.0, help="the longest solve in seconds")
+    parser.add_argument("--precision", default="highest", help="of products in float32, or high")
+    parser.add_argument("--page", action="store_true", help="also write the benchmark page")
+    parser.add_argument("--only", default="", help="only cases whose title contains this")
+    parser.add_argument("--repetitions", type=int, help="instead of those of benchmarks.run")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=Path("runs/gpu"))
+    o = parser.parse_args(arguments)
+    print_costs(o)
+    return write_page(o) if o.page else 0
+
+
+def sizes(words: str) -> tuple[int, ...]:
+    """Numbers by commas."""
+    return tuple(int(word) for word in words.split(","))
 
 
 if __name__ == "__main__":

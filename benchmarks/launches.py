@@ -1,7 +1,8 @@
-"""How many kernels a step launches: `python -m benchmarks.launches [llama-8b]`.
+"""How many kernels a step launches: `python -m benchmarks.launches [llama-8b [80]]`.
 
-Steps run on the meta device, where tensors have shapes and no values; every operation that is no
-view is counted. What a check would read is made up: that all criteria hold, or that none does.
+The second word is the memory of a GPU in GB, on which the size of parts depends. Steps run on the
+meta device, where tensors have shapes and no values; every operation that is no view is counted.
+What a check would read is made up: that all criteria hold, or that none does.
 """
 
 import sys
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eshampoo import EShampoo
+from eshampoo.state import blocks as sizes
 
 from .contenders import NEVER
 from .shapes import named, without_memory
@@ -52,6 +54,17 @@ class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.once[name] += 1
             self.singly[name] += len(args[0]) if name.startswith("_foreach") else 1
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def parts_of_a_gpu(gigabytes: int) -> Iterator[None]:
+    """Parts on the meta device are as large as on a GPU with so much memory."""
+    before = sizes.PART_BYTES
+    sizes.PART_BYTES = (gigabytes << 30) // sizes.GPU_PARTS
+    try:
+        yield
+    finally:
+        sizes.PART_BYTES = before
 
 
 @contextmanager
@@ -95,14 +108,15 @@ def launches(model: str, frequency: int, criterion: float = 0.0) -> Launches:
     )
 
 
-def main(model: str = "llama-8b") -> None:
+def main(model: str = "llama-8b", gigabytes: str = "80") -> None:
     """Print the table of docs/hardware.md."""
-    steps = {
-        "plain": launches(model, NEVER),
-        "check, all criteria hold": launches(model, 1, 0.0),
-        "check, every basis computed": launches(model, 1, 1.0),
-    }
-    print(f"{model}, {len(named(model))} parameters, torch {torch.__version__}\n")
+    with parts_of_a_gpu(int(gigabytes)):
+        steps = {
+            "plain": launches(model, NEVER),
+            "check, all criteria hold": launches(model, 1, 0.0),
+            "check, every basis computed": launches(model, 1, 1.0),
+        }
+    print(f"{model}, {len(named(model))} parameters, {gigabytes} GB, torch {torch.__version__}\n")
     print("| step | operations | lists counted singly | products | eigh | reads by the host |")
     print("|---|--:|--:|--:|--:|--:|")
     for name, found in steps.items():

@@ -55,17 +55,24 @@ def llama(width: int = 512, depth: int = 6, vocabulary: int = 8192) -> list[Shap
 
 
 def llama_3(
-    width: int, depth: int, hidden: int, keys: int = 1024, vocabulary: int = 128_256
+    width: int,
+    depth: int,
+    hidden: int,
+    keys: int = 1024,
+    vocabulary: int = 128_256,
+    tied: bool = False,
 ) -> list[Shape]:
-    """Llama 3 with a head of its own, and keys and values of eight heads of 128.
+    """Llama 3 with keys and values of eight heads of 128, and a head of its own unless tied.
 
     >>> from math import prod
-    >>> [round(sum(map(prod, named(name))) / 1e9, 2) for name in ("llama-8b", "llama-70b")]
-    [8.03, 70.55]
+    >>> names = "llama-1b", "llama-8b", "llama-70b"
+    >>> [round(sum(map(prod, named(name))) / 1e9, 2) for name in names]
+    [1.24, 8.03, 70.55]
     """
     layer: list[Shape] = [(width,), (width, width), (keys, width), (keys, width), (width, width)]
     layer += [(width,), (hidden, width), (hidden, width), (width, hidden)]
-    return [(vocabulary, width), *layer * depth, (width,), (vocabulary, width)]
+    shapes = [(vocabulary, width), *layer * depth, (width,)]
+    return shapes if tied else [*shapes, (vocabulary, width)]
 
 
 def paper_llama() -> list[Shape]:
@@ -93,6 +100,7 @@ MODELS: dict[str, Callable[[], list[Shape]]] = {
 # Those that are only counted, or measured once.
 LARGE: dict[str, Callable[[], list[Shape]]] = {
     "llama-324m": paper_llama,
+    "llama-1b": lambda: llama_3(2048, 16, 8192, keys=512, tied=True),
     "llama-8b": lambda: llama_3(4096, 32, 14_336),
     "llama-70b": lambda: llama_3(8192, 80, 28_672),
 }

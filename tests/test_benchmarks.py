@@ -10,10 +10,25 @@ import pytest
 import torch
 from counting import count
 
-from benchmarks import bars, beside, environment, even, gpu, launches, limit, run, shapes, timing
+import eshampoo
+from benchmarks import (
+    bars,
+    beside,
+    costs,
+    environment,
+    even,
+    gpu,
+    launches,
+    limit,
+    predicted,
+    run,
+    shapes,
+    timing,
+)
 from benchmarks.claims import paper_hours
 from eshampoo import EShampoo
 from eshampoo.lab.figures.paper import PAPER_FIGURES
+from eshampoo.math import solvers
 
 SMALL = ["--shapes", "layers:8:2"]
 # Entry points that no other test runs, with the arguments of a run of seconds, and what they print.
@@ -110,10 +125,35 @@ def test_a_quick_run_measures_and_writes(tmp_path, capsys):
     assert "EShampoo plain step / 3-unit limit, 64×4" in capsys.readouterr().out
 
 
+def test_the_costs_of_bases_are_printed_with_the_line_that_sets_them(capsys, monkeypatch):
+    assert gpu.main(["--device", "cpu", "--sizes", "8,16", "--threads", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert torch.__version__ in lines[0]
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith(("| 8 ", "| 16 "))]
+    assert [(int(row[0]), int(row[1])) for row in rows] == [
+        (d, stack) for d in (8, 16) for stack in (1, 8, 64)
+    ]
+    for row in rows:
+        product, eigh, in_products = (float(cell) for cell in row[2:5])
+        assert in_products == pytest.approx(eigh / product, rel=0.02, abs=0.51)
+    monkeypatch.setattr(solvers, "EIGH_PRODUCTS", dict(solvers.EIGH_PRODUCTS))
+    exec(lines[-1].strip(), {"eshampoo": eshampoo})
+    between = sorted(int(row[4]) for row in rows if int(row[1]) == 64)
+    assert between[0] - 1 <= solvers.eigh_cost(100) / 100**3 <= between[1] + 1
+
+
+def test_a_solve_that_would_take_too_long_is_left_out():
+    (one, other) = costs.measure("cpu", [16], (1, 10**5), limit=0.1, repetitions=1)
+    assert one.eigh is not None
+    assert (other.eigh, other.qr) == (None, None)
+    assert "–" in costs.row(other)
+
+
 @pytest.mark.slow
 def test_the_page_of_a_gpu_is_filled_on_any_device(tmp_path):
     words = ["--device", "cpu", "--only", "layers:64:4 eshampoo", "--output", str(tmp_path)]
-    assert gpu.main([*words, "--threads", "1", "--repetitions", "1"]) == 0
+    words += ["--page", "--sizes", "8", "--threads", "1", "--repetitions", "1"]
+    assert gpu.main(words) == 0
     page = (tmp_path / "benchmarks.md").read_text()
     assert "python -m benchmarks.gpu --device cpu" in page
     (row,) = [line for line in page.splitlines() if line.startswith("| 64 × 4 |")]
@@ -179,6 +219,25 @@ def test_every_script_runs_and_prints_what_it_is_for(name, capsys):
     arguments, expected = QUICK[name]
     import_module(f"benchmarks.{name}").main(arguments)
     assert expected in capsys.readouterr().out
+
+
+def test_a_predicted_step_is_charged_for_its_products_bytes_and_launches():
+    """One layer of 40 × 40, whose products are known: two rotations each way, and two factors."""
+    work = predicted.plain_step("layers:40:1", 80)
+    assert sum(w.flops for w in work) == 6 * 2 * 40**3
+    assert sum(w.launches for w in work) == launches.launches("layers:40:1", 10**9).singly
+    two = [predicted.Work(8.0, 2.0, 1), predicted.Work(0.0, 6.0, 3)]
+    assert predicted.seconds(two, peak=2.0, bandwidth=3.0) == 4.0 + 2.0
+    assert predicted.seconds(two, peak=1e9, bandwidth=1e9) == 4 * predicted.LAUNCH
+
+
+def test_the_predicted_tables_are_printed(capsys):
+    predicted.main("layers:40:3")
+    out = capsys.readouterr().out
+    assert "computed, not measured" in out
+    # 3 · (40² + 40) parameters; M, D, two factors and two bases of 40² each, and a few numbers.
+    assert "| layers:40:3 | 0 | 0.0 | 8.0 | 0.0 | " in out
+    assert out.count("| layers:40:3 | H100 SXM |") == 1
 
 
 def test_kernel_launches_are_printed(capsys):

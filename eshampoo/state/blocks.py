@@ -1,18 +1,21 @@
 """Blocks of parameters, and how many of them are worked on at a time."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .dtensor import Box, extent, local
+from .dtensor import Box, extent, local, union
 
 # Stacks are worked on in parts of about this size per thread, to stay in the cache of a CPU …
 THREAD_BYTES = 1 << 20
-# … or of this size on other devices, to bound the transient memory.
+# … or of this size on other devices, to bound the transient memory,
 PART_BYTES = 1 << 28
+# which on a GPU is a share of its memory. Not of what is free: results would depend on neighbours.
+GPU_PARTS = 64
 
 
 class Block(NamedTuple):
@@ -25,24 +28,53 @@ class Block(NamedTuple):
     shape: tuple[int, ...]  # with merged dimensions
     matrix: int = 0  # number of the matrix or piece that it is cut from, in its parameter
     check_offset: float = 0.0  # the share of the gap by which its checks come earlier
+    counts: tuple[int, ...] = ()  # of several as one: how many along each dimension
 
     @property
     def origin(self) -> tuple[Tensor, int]:
         """The matrix that it is cut from."""
         return self.parameter, self.matrix
 
+    @property
+    def view_shape(self) -> tuple[int, ...]:
+        """The shape of what `of` returns."""
+        pairs = zip_longest(extent(self.box), self.counts, fillvalue=1)
+        return *self.counts, *(span // count for span, count in pairs)
+
     def of(self, tensor: Tensor) -> Tensor:
         """A view of this block in a tensor that is laid out like the parameter."""
         held = local(tensor)
-        return held if self.total == 1 else held[self.box]
+        held = held if self.total == 1 else held[self.box]
+        for dim, count in enumerate(self.counts):  # in front, in their order
+            held = torch.unflatten(held, 2 * dim, (count, -1)).movedim(2 * dim, dim)
+        return held
 
     def unmerged(self, row: Tensor) -> Tensor:
-        """The entries of this block in a row of a stack, with the dimensions of the parameter."""
+        """The entries of this vector in a row of a stack, with the dimensions of the parameter."""
         shape = extent(self.box)
-        if row.shape == shape:
-            return row
-        size = prod(shape)
-        return (row if row.numel() == size else row[:size]).view(shape)
+        return row[: prod(shape)].view(shape)
+
+
+def runs(blocks: Sequence[Block]) -> list[Block]:
+    """Blocks of one shape, joined where neighbours of one parameter fill a box.
+
+    One operation then reaches them all, through a view with their `counts` in front.
+    """
+    joined: list[Block] = []
+    while blocks:
+        first, most, hull = blocks[0], 1, blocks[0].box
+        for count, block in enumerate(blocks, 1):
+            if block.parameter is not first.parameter:
+                break
+            hull = union(hull, block.box)
+            if prod(extent(hull)) == count * prod(extent(first.box)):
+                most, box = count, hull
+        if most > 1:
+            pairs = zip(extent(box), extent(first.box), strict=True)
+            first = first._replace(box=box, counts=tuple(whole // one for whole, one in pairs))
+        joined.append(first)
+        blocks = blocks[most:]
+    return joined
 
 
 def by_parameter(blocks: Sequence[Block]) -> dict[Tensor, list[int]]:
@@ -61,4 +93,7 @@ def blocks_at_once(size: int, device: torch.device) -> int:
     """
     if device.type == "cpu":
         return max(1, THREAD_BYTES // max(1, size)) * torch.get_num_threads()
-    return max(1, PART_BYTES // max(1, size))
+    room = PART_BYTES
+    if device.type == "cuda" and torch.cuda.is_available():
+        room = torch.cuda.get_device_properties(device).total_memory // GPU_PARTS
+    return max(1, room // max(1, size))

@@ -77,6 +77,12 @@ def intersection(a: Box, b: Box) -> Box | None:
     return tuple(spans) if all(span.start < span.stop for span in spans) else None
 
 
+def union(a: Box, b: Box) -> Box:
+    """The smallest rectangle that contains two."""
+    pairs = zip(a, b, strict=True)
+    return tuple(slice(min(x.start, y.start), max(x.stop, y.stop)) for x, y in pairs)
+
+
 def within(box: Box, outer: Box) -> Box:
     """A rectangle in the coordinates of one that contains it."""
     return tuple(

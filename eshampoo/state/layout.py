@@ -151,12 +151,13 @@ def spread_checks(members: Mapping[Key, list[Block]]) -> dict[Key, list[Block]]:
     are neighbours, because they are solved together.
     """
     costs = {key: sum(eigh_cost(key[1][mode]) for mode in key[2]) for key in members}
-    total = sum(costs[key] * len(blocks) for key, blocks in members.items())
+    total = max(1.0, sum(costs[key] * len(blocks) for key, blocks in members.items()))
     before, spread = 0.0, {}
     for key, blocks in members.items():
-        offsets = [(before + n * costs[key]) / max(total, 1.0) for n in range(len(blocks))]
-        pairs = zip(blocks, offsets, strict=True)
-        spread[key] = [block._replace(check_offset=offset) for block, offset in pairs]
+        spread[key] = [
+            block._replace(check_offset=(before + n * costs[key]) / total)
+            for n, block in enumerate(blocks)
+        ]
         before += costs[key] * len(blocks)
     return spread
 

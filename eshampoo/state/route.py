@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..math.linalg import BITS
 from ..torch_names import foreach_add_, foreach_copy_
-from .blocks import Block, by_parameter
-from .dtensor import extent, gathered, is_sharded
+from .blocks import Block, by_parameter, runs
+from .dtensor import gathered, is_sharded
 from .state import State
 
 if TYPE_CHECKING:
@@ -27,38 +27,40 @@ class Part:
     G: Tensor  # [N, d_1, …, d_k]: the gradients, then G̃, then the update U
     c: "Coefficients"
     norms: Tensor  # [2, N]: squared norms of the grafting method's update and of U
-    here: list[bool]  # which blocks may have a gradient
+    here: list[bool]  # which runs may have a gradient
 
     def __init__(self, state: State, blocks: Sequence[Block], start: int, stop: int) -> None:
         self.start, self.stop = start, stop
         self.state = state.narrow(start, stop)
         self.blocks = blocks[start:stop]
-        self.parameters = [block.parameter for block in self.blocks]
-        self.shapes = [extent(block.box) for block in self.blocks]
+        self.runs = runs(self.blocks)
+        self.parameters = [run.parameter for run in self.runs]
+        self.shapes = [run.view_shape for run in self.runs]
         # Whether every block is a whole parameter, as nearly all are: then nothing is cut.
-        self.uncut = all(block.total == 1 for block in self.blocks)
+        self.uncut = all(run.total == 1 for run in self.runs)
         self.uncut = self.uncut and not any(map(is_sharded, self.parameters))
-        sizes, room = [prod(shape) for shape in self.shapes], prod(state.exp_avg.shape[1:])
+        block = state.exp_avg.shape[1:]
+        sizes, room = [prod(shape) for shape in self.shapes], prod(block)
         # Vectors that are shorter than the rows of their stack are padded with zeros.
         self.padded = any(size < room for size in sizes)
-        self.lengths = [length for size in sizes for length in (size, room - size)]
-        # Whether the blocks have the shape of their rows, as nearly all have.
-        block = state.exp_avg.shape[1:]
-        self.alike = self.shapes == [(size,) if self.padded else block for size in sizes]
+        self.lengths = [length for size in sizes for length in (size, max(0, room - size))]
+        # Whether the runs are single rows, and whether these have the shape of the blocks.
+        self.single = sizes == [room] * (stop - start)
+        self.alike = self.shapes == [block if self.single else (size,) for size in sizes]
         self.nbytes = (stop - start) * room * state.step.element_size()
 
     def rows(self, X: Tensor) -> list[Tensor]:
-        """The entries of each block in a stack, in the shape that they have in the parameter."""
-        # One operation for all: vector, padding, vector, padding, …
-        rows = torch.split(X.view(-1), self.lengths)[::2] if self.padded else X.unbind(0)
+        """The entries of each run in a stack, in the shape that they have in the parameter."""
+        # One operation for all: run, padding, run, padding, …
+        rows = X.unbind(0) if self.single else torch.split(X.view(-1), self.lengths)[::2]
         if self.alike:
             return list(rows)
         return [row.view(shape) for row, shape in zip(rows, self.shapes, strict=True)]
 
     def cut(self, tensors: list[Tensor], here: list[bool]) -> list[Tensor]:
-        """The blocks `here`, cut from tensors that are laid out like their parameters."""
-        pairs = zip(compress(self.blocks, here), tensors, strict=True)
-        return tensors if self.uncut else [block.of(tensor) for block, tensor in pairs]
+        """The runs `here`, cut from tensors that are laid out like their parameters."""
+        pairs = zip(compress(self.runs, here), tensors, strict=True)
+        return tensors if self.uncut else [run.of(tensor) for run, tensor in pairs]
 
     def forget_(self) -> None:
         """Free the working memory at the end of a step."""
@@ -104,7 +106,8 @@ class Local:
             missing, infinite = (votes[part.start : part.stop] for votes in self.votes)
             return G.masked_fill_(infinite.view(-1, *[1] * (G.dim() - 1)), torch.nan), ~missing
         # If all blocks have a gradient, nothing is copied to the device.
-        return G, None if every else torch.tensor(here, device=G.device)
+        blocks = [] if every else [block.parameter.grad is not None for block in part.blocks]
+        return G, torch.tensor(blocks, device=G.device) if blocks else None
 
     def deliver_(self, part: Part, decay: float) -> None:
         """Move the parameters at once."""
