@@ -42,10 +42,10 @@ type: $(READY)  ## mypy, strict, and pyright
 bench: $(READY)  ## measure against peers and the matrix-product limit; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.run
 
-figures: $(READY)  ## draw the figures of docs/reproduction.md, defaults.md and evidence.md again from results/
+figures: $(READY)  ## draw the figures of docs/reproduction.md and docs/evidence.md again from results/, and README's table
 	for name in $(notdir $(basename $(wildcard docs/reproduction/*-small.md))); do $(BIN)/eshampoo reproduce $${name%-small} --out docs/reproduction || exit 1; done
-	$(BIN)/eshampoo study defaults --out docs
 	$(BIN)/eshampoo study evidence --out docs
+	$(BIN)/python docs/readme_table.py
 
 docs: $(READY)  ## the site, in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

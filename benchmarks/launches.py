@@ -96,7 +96,7 @@ def launches(model: str, frequency: int, criterion: float = 0.0) -> Launches:
 
 
 def main(model: str = "llama-8b") -> None:
-    """Print the table of docs/hardware.md."""
+    """Print the table of a model's operations (docs/distributed.md has one number of it)."""
     steps = {
         "plain": launches(model, NEVER),
         "check, all criteria hold": launches(model, 1, 0.0),

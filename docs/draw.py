@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/how.md and docs/watching.md, from a real run.
+"""Draw the pictures of docs/how.md and docs/recipes.md, from a real run.
 
     python docs/draw.py          # needs the extra `lab`; a few seconds on one thread
 
