@@ -1,4 +1,4 @@
-"""The examples run with the real frameworks, their runs resume bit for bit, and a page lists them."""
+"""The examples run with the real frameworks, their runs resume bit for bit, and a page has all."""
 
 import importlib.util
 import json
