@@ -119,7 +119,7 @@ def resized(U: Tensor, momentum: Tensor, mean_norm: Tensor) -> Tensor:
 def rotate(X: Tensor, matrices: Bases) -> Tensor:
     """A_Lᵀ X A_R, and the same for tensors with more sides; None leaves a side as it is."""
     for A in matrices:  # each turn takes the first side and puts it last
-        X = X.movedim(0, -1) if A is None else torch.tensordot(X, A, dims=([0], [0]))
+        X = X.movedim(0, -1) if A is None else X.movedim(0, -1) @ A
     return X
 
 
