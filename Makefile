@@ -42,7 +42,7 @@ type: $(READY)  ## mypy, strict, and pyright
 bench: $(READY)  ## measure against peers and the matrix-product limit; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.run
 
-figures: $(READY)  ## draw the figures of docs/reproduction.md and evidence.md again from results/
+figures: $(READY)  ## draw the figures of docs/reproduction.md and docs/evidence.md again from results/
 	for name in $(notdir $(basename $(wildcard docs/reproduction/*-small.md))); do $(BIN)/eshampoo reproduce $${name%-small} --stored --out docs/reproduction || exit 1; done
 	$(BIN)/eshampoo study evidence --stored --out docs
 

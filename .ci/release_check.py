@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 IN_SDIST = (
     "CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", "README.md", "constraints.txt",
-    "docs/theory.md", "examples/train_plain.py", "mkdocs.yml", "pyproject.toml",
+    "docs/how.md", "examples/train_plain.py", "mkdocs.yml", "pyproject.toml",
     "results/digits-vit-small.jsonl.gz", "tests/keyword_table.py",
     "tests/fixtures/gold/soap_f10.npz",
 )  # fmt: skip

@@ -109,7 +109,7 @@ def launches(model: str, frequency: int, criterion: float = 0.0) -> Launches:
 
 
 def main(model: str = "llama-8b", gigabytes: str = "80") -> None:
-    """Print the table of docs/hardware.md."""
+    """Print the table of a model's operations (docs/distributed.md has some of it)."""
     with parts_of_a_gpu(int(gigabytes)):
         steps = {
             "plain": launches(model, NEVER),

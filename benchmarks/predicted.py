@@ -142,7 +142,7 @@ def memory(model: str) -> str:
 
 
 def main(*models: str) -> None:
-    """Print the tables of docs/hardware.md."""
+    """Print the tables of docs/distributed.md."""
     models = models or ("vit_s", "llama-1b", "llama-8b")
     print("state: GB, and bytes per parameter\n")
     print("| model | million parameters | AdamW | | full | | lean | |")

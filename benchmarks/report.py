@@ -119,11 +119,16 @@ def page(record: Mapping[str, Any]) -> str:
         "![plain step beside the limit and the peers, and growth](benchmarks.png)",
         "## All optimizers",
         models,
-        case_table(results, list(shapes.MODELS)),
-        f"## Growth with the width ({shapes.GROWTH_LAYERS} square layers)",
-        growth_table(results, widths()),
-        f"## Growth with the number of layers (width {shapes.GROWTH_WIDTH})",
-        growth_table(results, depths()),
+        folded("Times and bytes", case_table(results, list(shapes.MODELS))),
+        "## Growth",
+        folded(
+            f"With the width ({shapes.GROWTH_LAYERS} square layers)",
+            growth_table(results, widths()),
+        ),
+        folded(
+            f"With the number of layers (width {shapes.GROWTH_WIDTH})",
+            growth_table(results, depths()),
+        ),
     ]
     if again:
         parts.append(
@@ -133,6 +138,11 @@ def page(record: Mapping[str, Any]) -> str:
         lines = [f"- {title(case['spec'])}: {case['skipped']}" for case in skipped]
         parts += ["## Not measured", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def folded(summary: str, table: str) -> str:
+    """A table that a reader opens."""
+    return f"<details markdown>\n<summary>{summary}</summary>\n\n{table}\n\n</details>"
 
 
 def on_device(machine: Mapping[str, Any]) -> str:

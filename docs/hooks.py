@@ -1,11 +1,10 @@
 """What MkDocs does beside rendering: keyword tables from the code, and links out of docs/.
 
 A line `<!-- keywords: EShampoo -->` in a page becomes the table of the keywords of that class,
-read from its options, and `<!-- include: CHANGELOG.md -->` the text of a file of the repository.
+read from its options. The generated table of a figure gets its picture.
 """
 
 import inspect
-import os
 import re
 import sys
 from dataclasses import fields
@@ -66,24 +65,20 @@ def outside(match: re.Match[str], folder: Path) -> str:
     if re.match(r"[a-z]+:", target) or not path:
         return match.group()
     real = (folder / path).resolve()
-    if real == ROOT / "CHANGELOG.md":
-        return f"[{text}]({os.path.relpath(ROOT / 'docs' / 'changelog.md', folder)})"
     if (ROOT / "docs") in real.parents and real.is_file():
         return match.group()
-    shown = real.relative_to(ROOT).as_posix()
-    return f"`{shown}`" if text.strip("`/") in shown else f"{text} (`{shown}`)"
+    return f"{text} (`{real.relative_to(ROOT).as_posix()}`)"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
     """Called by MkDocs for every page."""
-    folder = Path(page.file.abs_src_path).parent
-    for name in re.findall(r"<!-- include: (\S+) -->", markdown):
-        text = (ROOT / name).read_text()
-        markdown = markdown.replace(f"<!-- include: {name} -->", text)
-        folder = (ROOT / name).parent
+    source = Path(page.file.abs_src_path)
+    if source.parent.name == "reproduction":
+        title, _, rest = markdown.partition("\n")
+        markdown = f"{title}\n\n![{title.strip('# ')}]({source.stem}.png)\n{rest}"
     for name in re.findall(r"<!-- keywords: (\w+) -->", markdown):
         markdown = markdown.replace(f"<!-- keywords: {name} -->", keyword_table(name))
-    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", lambda m: outside(m, folder), markdown)
+    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", lambda m: outside(m, source.parent), markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:  # noqa: ANN401 - of MkDocs

@@ -6,7 +6,7 @@ from .grouping import name_parameters, parameter_groups
 from .integrations.matplotlib import plot_basis
 from .report import BasisReport, FactorReport
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "CASPR",
     "SOAP",

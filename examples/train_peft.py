@@ -22,7 +22,7 @@ def main() -> None:
         LoraConfig(r=4, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True),
     )
     # Frozen parameters have no state. The long side of an adapter has no basis, which would be far
-    # larger than the adapter (docs/recipes/peft.md).
+    # larger than the adapter (docs/recipes.md).
     optimizer = EShampoo(model.named_parameters(), lr=2e-2)
     losses: list[float] = []
     for _ in range(60):

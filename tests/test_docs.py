@@ -1,4 +1,4 @@
-"""The examples in docstrings, in the README and on the pages of the site run."""
+"""The examples in docstrings, in the README and on the pages run, and what README says is true."""
 
 import doctest
 import importlib.util
@@ -19,15 +19,15 @@ MODULES = [
     for path in sorted((ROOT / package).rglob("*.py"))
     if ".venv" not in path.parts and ">>>" in path.read_text()
 ]
-# Pages whose code runs from top to bottom. The others show lines of scripts that are run elsewhere:
-# recipes those of examples/ (tests/recipes), docs/distributed.md those that need ranks.
-SHOWN_ELSEWHERE = {"distributed.md"}
+# Pages whose code runs from top to bottom. docs/how.md quotes a file that has tests of its own, and
+# docs/distributed.md shows lines that need ranks.
+SHOWN_ELSEWHERE = {"distributed.md", "how.md"}
+# Pages that a command writes: the API from the code, the others from logs and measurements.
+GENERATED = {"api.md", "benchmarks.md", "evidence.md"}
 PAGES = [
     path
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    if "```python" in path.read_text()
-    and path.parent.name != "recipes"
-    and path.name not in SHOWN_ELSEWHERE
+    if "```python" in path.read_text() and path.name not in SHOWN_ELSEWHERE
 ]
 
 
@@ -59,13 +59,43 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(path, monkeypatch, tmp_path)
 
 def test_pages_with_code_are_found():
     names = {path.name for path in PAGES}
-    assert {"README.md", "index.md", "watching.md", "migrating.md", "soap.md"} <= names
+    assert {"README.md", "index.md", "recipes.md", "migrating.md"} <= names
+
+
+def test_the_code_of_how_it_works_is_that_of_the_one_file():
+    text = (ROOT / "examples" / "eshampoo_one_file.py").read_text()
+    quoted = blocks(ROOT / "docs" / "how.md")
+    assert len(quoted) >= 6
+    assert [block for block in quoted if f"\n\n\n{block}" not in text] == []
+
+
+def words(path):
+    return len(path.read_text().split())
+
+
+def test_the_site_has_twelve_pages_and_twelve_thousand_words():
+    pages = [path for path in (ROOT / "docs").glob("*.md") if path.name != "api.md"]
+    assert len(pages) == 12
+    assert sum(words(path) for path in pages if path.name not in GENERATED) <= 12_000
+    assert words(ROOT / "README.md") <= 600
+
+
+def test_no_link_is_named_after_a_file():
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        names = re.findall(r"\[`?([\w/.-]+\.(?:md|py|ipynb|txt))`?\]\(", path.read_text())
+        assert not names, (path.name, names)
 
 
 def test_every_page_is_in_the_navigation_of_the_site():
     site = (ROOT / "mkdocs.yml").read_text()
-    pages = [p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")]
-    assert [page for page in pages if not re.search(rf"[ :-] {re.escape(page)}$", site, re.M)] == []
+    pages = [path.name for path in (ROOT / "docs").glob("*.md")]
+    assert [page for page in pages if not re.search(rf": {re.escape(page)}$", site, re.M)] == []
+
+
+def test_the_table_of_every_figure_is_linked():
+    linked = (ROOT / "docs" / "reproduction.md").read_text()
+    tables = [path.name for path in (ROOT / "docs" / "reproduction").glob("*.md")]
+    assert [name for name in tables if f"(reproduction/{name})" not in linked] == []
 
 
 def test_links_between_pages_lead_somewhere():
@@ -77,11 +107,17 @@ def test_links_between_pages_lead_somewhere():
     assert not broken, broken
 
 
+def script(name):
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_the_site_shows_every_keyword_of_a_class_with_its_default(cls):
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    hooks = script("hooks")
     rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", hooks.keyword_table(cls.__name__), re.M)
     parameters = [*inspect.signature(cls).parameters.values()][1:]  # without params
     assert dict(rows) == {p.name: repr(p.default) for p in parameters}
@@ -95,7 +131,44 @@ def test_versions_agree():
     headings = re.findall(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert headings[0] == version
     pythons = re.findall(r":: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
-    assert f"| Python | {pythons[0]} to {pythons[-1]} |" in (ROOT / "docs/versions.md").read_text()
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    assert f"| Python | {pythons[0]} to {pythons[-1]} |" in page
+
+
+@pytest.mark.slow
+def test_what_readme_says_about_the_runs_is_true():
+    """The table is that of the logs in results/, and the sentences are those of the table."""
+    pytest.importorskip("h5py", reason="the lab is not installed")
+    readme_table = script("readme_table")
+    rows = {workload: readme_table.row(workload) for workload in readme_table.PROBLEMS}
+    readme = (ROOT / "README.md").read_text()
+    assert readme_table.written(readme, rows) == readme
+    assert len(rows) == 8
+    assert "EShampoo ends below AdamW on all eight." in readme
+    assert all(row["eshampoo"] < row["adamw"] for row in rows.values())
+    late = [name for name, row in rows.items() if row["eshampoo steps"] > row["adamw steps"]]
+    assert "On the molecules and the Poisson equation it passes AdamW's loss later" in readme
+    assert late == ["molecules-gnn", "pinn-poisson"]
+    alone = [name for name, row in rows.items() if "muon" not in row]
+    assert "only SOAP ran on WikiText-2 and ConvNeXt" in readme
+    assert set(alone) == {"imagewoof-convnext", "text-llama"}
+
+
+def test_the_price_in_readme_is_that_of_the_benchmarks():
+    readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    measured = {}
+    for line in page.splitlines():
+        if line.startswith("| vit_s |"):
+            cells = [cell.strip() for cell in line.split("|")[2:-1]]
+            measured[cells[0]] = float(cells[1]), float(cells[-2])  # plain ms, bytes of state
+    (ours, state), (adamw, less) = measured["EShampoo"], measured["torch AdamW, foreach"]
+    soap = measured["SOAP"][1]
+    assert (
+        f"{state:.0f} bytes of state per parameter at ViT-S (AdamW {less:g}, SOAP {soap:g})"
+        in readme
+    )
+    assert f"a step {ours / adamw:.0f} times as long as AdamW's `foreach` step" in readme
 
 
 def test_everything_public_is_documented():

@@ -1,4 +1,4 @@
-"""The examples run with the real frameworks, their runs resume bit for bit, and pages show them."""
+"""The examples run with the real frameworks, their runs resume bit for bit, and a page has all."""
 
 import importlib.util
 import json
@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 from copy import deepcopy
 from itertools import islice
@@ -22,7 +21,6 @@ from torch import nn
 from eshampoo import EShampoo, name_parameters
 
 ROOT = EXAMPLES.parent
-PAGES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
 GRACE = 5.0  # seconds for the other ranks once one has failed
 NEEDS = {  # by a part of a job's name
     "trainer": "transformers",
@@ -220,43 +218,10 @@ def test_an_optimizer_for_every_parameter_does_what_one_for_all_does():
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
 
 
-# Pages --------------------------------------------------------------------------------------------
+# The page -----------------------------------------------------------------------------------------
 
 
-def examples_of(page):
-    return [
-        (page.parent / link).resolve()
-        for link in re.findall(r"\]\((\.\./\.\./examples/\w+\.py)\)", page.read_text())
-    ]
-
-
-def contains(text, block):
-    """Whether lines of a text are those of a block, up to an indentation of all of them."""
-    lines, wanted = text.splitlines(), block.splitlines()
-    windows = (lines[start : start + len(wanted)] for start in range(len(lines)))
-    return any(textwrap.dedent("\n".join(window)) == "\n".join(wanted) for window in windows)
-
-
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.stem != "README"], ids=lambda p: p.stem
-)
-def test_a_page_shows_lines_of_its_example(page):
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
-    examples = examples_of(page)
-    assert blocks
-    assert examples
-    for block in blocks:
-        assert any(contains(path.read_text(), block) for path in examples), block
-
-
-def test_every_example_has_a_page_and_every_page_is_in_the_table_of_contents():
-    contents = (ROOT / "docs" / "recipes" / "README.md").read_text()
-    pages = [page for page in PAGES if page.stem != "README"]
-    assert [page.name for page in pages if f"]({page.name})" not in contents] == []
-    assert {path for page in pages for path in examples_of(page)} == {*EXAMPLES.glob("*.py")}
-
-
-def test_a_block_is_found_with_its_indentation_and_not_otherwise():
-    text = "def f():\n    a = 1\n    if a:\n        b = 2\n"
-    assert contains(text, "a = 1\nif a:\n    b = 2")
-    assert not contains(text, "a = 1\nb = 2")
+def test_every_example_is_on_the_page_of_recipes():
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    linked = set(re.findall(r"\]\(\.\./examples/([\w.]+)\)", page)) - {"README.md"}
+    assert linked == {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
