@@ -23,6 +23,8 @@ def draw(figure: Figure, points: Points) -> bytes:
     grid: Any = canvas.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(figure.panels) :]:
         axes.set_axis_off()
+    # Many panels with the same methods have one legend, which covers no curve.
+    is_shared = rows > 1 and all(panel.horizontal == "rate" for panel in figure.panels)
     for index, (panel, axes) in enumerate(zip(figure.panels, grid.flat, strict=False)):
         chosen = [(curve, group) for number, curve, group in points if number == index]
         if not chosen:  # its runs are missing
@@ -36,8 +38,17 @@ def draw(figure: Figure, points: Points) -> bytes:
             draw_rates(axes, panel, chosen)
         else:
             draw_losses(axes, best_rates(chosen), *AGAINST[panel.horizontal])
-        axes.legend(fontsize=7.5, frameon=False)
+        if not is_shared:
+            axes.legend(fontsize=7.5, frameon=False)
     canvas.suptitle(figure.title, fontsize=13, fontweight="bold")
+    if is_shared:
+        legends = [axes.get_legend_handles_labels() for axes in grid.flat]
+        named = {
+            label: handle
+            for handles, labels in legends
+            for handle, label in zip(handles, labels, strict=True)
+        }
+        canvas.legend([*named.values()], [*named], loc="outside lower center", ncols=8)
     return png(canvas)
 
 

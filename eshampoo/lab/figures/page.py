@@ -137,9 +137,12 @@ def loss(group: Group) -> str:
 def whole_table(problems: Sequence[Problem]) -> list[str]:
     """Return loss, steps and CPU seconds of every method that is on more than one problem.
 
-    The lowest loss is bold, with those that are level with it; so is the shortest way.
+    The lowest loss is bold, with those that are level with it; so is the shortest way. Our methods
+    are next to AdamW, so that a phone shows them without scrolling.
     """
-    labels = common(problems)
+    found = common(problems)
+    near = [label for label in ("AdamW", *OURS) if label in found]
+    labels = [*near, *(label for label in found if label not in near)]
     lines = [row_text(["", "", *labels]), "|---" * (2 + len(labels)) + "|"]
     for problem in problems:
         rows, lowest = problem.rows, problem.lowest()
@@ -149,7 +152,7 @@ def whole_table(problems: Sequence[Problem]) -> list[str]:
         lines.append(row_text([problem.name, "loss", *cells]))
         columns = (
             ("steps", {label: way.steps for label, way in ways.items()}),
-            ("CPU seconds", {label: way.seconds for label, way in ways.items()}),
+            ("seconds", {label: way.seconds for label, way in ways.items()}),
         )
         for name, shares in columns:
             shortest = min(value for value in shares.values() if not math.isnan(value))
@@ -203,18 +206,23 @@ def transfer_sentence(problem: Problem) -> str:
     if there is None:
         return f"EShampoo was not tried at AdamW's best rate, {adamw.run.rate:g}."
     own = best(problem.search["EShampoo"])
+    best_rate = (
+        "This is also EShampoo's best rate."
+        if own is there
+        else f"EShampoo's best rate is {own.run.rate:g}: it ends at {loss(own)}."
+    )
     return (
-        f"In the search AdamW's best rate is {adamw.run.rate:g}, where it ends at {loss(adamw)}"
-        f" and EShampoo at {loss(there)}; EShampoo's best is {own.run.rate:g}, with {loss(own)}."
+        f"In the search AdamW's best rate is {adamw.run.rate:g}: AdamW ends at {loss(adamw)}, and"
+        f" EShampoo at {loss(there)}. {best_rate}"
     )
 
 
 def findings(problems: Sequence[Problem]) -> list[str]:
     """Say on how many problems each goal is met, one sentence each."""
-    count = len(problems)
+    timed = [p for p in problems if p.is_timed]
 
-    def told(chosen: Sequence[Problem]) -> str:
-        return f"{len(chosen)} of {count}" + (
+    def told(chosen: Sequence[Problem], among: Sequence[Problem] = problems) -> str:
+        return f"{len(chosen)} of {len(among)}" + (
             f" ({', '.join(problem.name for problem in chosen)})" if chosen else ""
         )
 
@@ -222,16 +230,16 @@ def findings(problems: Sequence[Problem]) -> list[str]:
     for label in OURS:
         lowest = [p for p in problems if p.leads(label)]
         steps = [p for p in problems if p.first(label, lambda way: way.steps)]
-        timed = [p for p in problems if p.is_timed]
         seconds = [p for p in timed if p.first(label, lambda way: way.seconds)]
+        name = label.replace(", ", " with ")
         sentences += [
-            f"{label} has the lowest final loss, or is level with it, on {told(lowest)}.",
-            f"{label} is at AdamW's final loss first, or with the first, in steps on {told(steps)},"
-            f" in CPU seconds on {told(seconds)}.",
+            f"{name} has the lowest final loss, or is level with it, on {told(lowest)}.",
+            f"{name} reaches AdamW's final loss no later than any other method: in steps on"
+            f" {told(steps)}, in CPU seconds on {told(seconds, timed)}.",
         ]
-        if len(timed) < count:
-            mixed = ", ".join(p.name for p in problems if not p.is_timed)
-            sentences[-1] += f" In CPU seconds {mixed} cannot count: their processors are mixed."
+    if len(timed) < len(problems):
+        mixed = " and ".join(p.name for p in problems if not p.is_timed)
+        sentences.append(f"On {mixed} types of processor are mixed, so CPU seconds do not count.")
     rates = [(p, there) for p in problems if (there := at_adamws_rate(p)) is not None]
     below = [
         p
@@ -240,18 +248,18 @@ def findings(problems: Sequence[Problem]) -> list[str]:
     ]
     sooner = [p for p in problems if p.way("EShampoo").steps < p.way("AdamW").steps]
     beaten = [
-        f"{' and '.join(names)} on {p.name}"
+        f"to {' and '.join(names)} on {p.name}"
         for p in problems
         if p.is_fresh and (names := lower_than(p.rows["EShampoo"], p))
     ]
     untried = ", ".join(p.name for p in problems if at_adamws_rate(p) is None)
     sentences += [
         f"At AdamW's best rate EShampoo ends lower than AdamW on {told(below)}"
-        + (f"; it was not tried there on {untried}." if untried else "."),
-        f"EShampoo is at AdamW's final loss after fewer steps than AdamW on {told(sooner)}.",
+        + (f"; we did not try this rate on {untried}." if untried else "."),
+        f"EShampoo reaches AdamW's final loss after fewer steps than AdamW on {told(sooner)}.",
     ]
     if beaten:
-        sentences.append(f"EShampoo ends higher than {'; than '.join(beaten)}.")
+        sentences.append(f"EShampoo loses {', and '.join(beaten)}.")
     return sentences
 
 
@@ -268,34 +276,45 @@ def details(problem: Problem) -> list[str]:
     """Return the part of the page about one problem, folded away."""
     log = problem.adamw.logs[0]
     kinds = sorted({log.processor for group in problem.rows.values() for log in group.logs})
-    seeds = "fresh seeds" if problem.is_fresh else "the seeds of the search, fresh ones are missing"
-    lines = [
-        '<details markdown="1">',
-        f"<summary>{problem.name}</summary>",
-        "",
+    seeds = "fresh seeds" if problem.is_fresh else "seeds of the search (fresh ones are missing)"
+    setting = (
         f"{log.header['parameters']:,} parameters, {log.run.steps} steps, batch"
-        f" {log.header['setting']['batch']}; {seeds}; on {' and '.join(kinds)}.",
-    ]
+        f" {log.header['setting']['batch']}; {seeds}; on {' and '.join(kinds)}."
+    )
     if len(kinds) > 1:
-        lines[-1] += f" CPU seconds are those of runs on {problem.processor} alone."
-    return [*lines, "", *problem_table(problem), "", transfer_sentence(problem), "", "</details>"]
+        setting += f" CPU seconds are those of runs on {problem.processor} alone."
+    table, rates = problem_table(problem), transfer_sentence(problem)
+    return folded(problem.name, [setting, "", *table, "", rates])
 
 
-METHOD = (
-    "Every optimizer is tried at learning rates about a factor √10 apart (EShampoo: a factor of two"
-    " or three) on two seeds; a rate is added while the best one is at an edge. Every method but"
-    " EShampoo is tried with β2 = 0.95 and with the workload's own, and the better one counts. The"
-    " table shows fresh seeds at the best rate and β2. *Loss* is the final one, the mean over"
-    " the last 5 % of the steps. *Steps* and *CPU seconds* say when the mean over the seeds of the"
-    " averaged loss first reaches AdamW's mean final loss, as shares of AdamW's whole run, and"
-    " AdamW's own share is beside them. CPU seconds are those of the process, with one thread, and"
-    " as if the gradients of every run took as long as AdamW's, because a machine is not equally"
-    " fast at all hours. They are compared only among runs on one kind of processor."
-    " Bold is the lowest loss with all that are level with it, and the shortest way. Two methods"
-    " are level if p > 0.05 in Welch's t-test, t(degrees of freedom), where a positive t means a"
-    " lower loss; p is not corrected for the number of comparisons. In the sentences below,"
-    " EShampoo with Gram factors, its default, and with KL factors do not compete with each other."
+INTRODUCTION = (
+    "Each method is tuned first. Then it runs again with fresh seeds, and these runs count. *Loss*"
+    " is the final training loss. *Steps* and *seconds* (of CPU time) say how soon a method"
+    " reaches AdamW's final loss, as shares of AdamW's whole run. **Bold** is the lowest loss,"
+    " with all that are level with it, and the shortest way."
 )
+
+PROTOCOL = (
+    "**Search.** Every method is tried at learning rates about a factor √10 apart, on two seeds."
+    " EShampoo's rates are a factor of two or three apart. If the best rate is at an edge, we try"
+    " one more. Every method but EShampoo is tried with β2 = 0.95 and with the workload's own β2;"
+    " the better one counts.",
+    "**Loss** is the mean training loss over the last 5 % of the steps.",
+    "**Steps and seconds.** We average the loss over the seeds. The table says when this mean first"
+    " reaches AdamW's mean final loss. AdamW itself has a share, too.",
+    "**CPU seconds** are those of the process, with one thread. A machine is not equally fast at"
+    " all hours, so we count as if the gradients of every run took as long as AdamW's. We compare"
+    " only runs on one type of processor.",
+    "**Level** means that Welch's t-test finds no difference: p > 0.05, not corrected for the"
+    " number of comparisons. We write t(degrees of freedom); a positive t means a lower loss.",
+    "**Counts.** EShampoo (Gram factors, the default) and EShampoo with KL factors do not compete"
+    " with each other.",
+)
+
+
+def folded(summary: str, lines: Sequence[str]) -> list[str]:
+    """Return lines of a page that a reader unfolds."""
+    return ['<details markdown="1">', f"<summary>{summary}</summary>", "", *lines, "", "</details>"]
 
 
 def page(
@@ -308,21 +327,27 @@ def page(
     """Write the page, with the command that writes it again."""
     torch_version = problems[0].adamw.logs[0].header["environment"]["torch"]
     searched = [problem.name for problem in problems if not problem.is_fresh]
-    lines = [f"# {figure.title}", "", METHOD, ""]
+    lines = [f"# {figure.title}", "", INTRODUCTION, ""]
     if searched:
         lines += [
-            f"**Fresh seeds are missing on {', '.join(searched)}.** There the table has the seeds"
-            " of the search, on which the best rate was chosen. So losses are a little low there,"
-            " and as two seeds are too few to call methods level, only the lowest loss is bold.",
+            f"**Fresh seeds are missing on {', '.join(searched)}.** There the table has the two"
+            " seeds of the search. They also chose the rate, so these losses are a little low. Two"
+            " seeds are too few to call methods level, so only the lowest loss is bold.",
             "",
         ]
-    lines += [missing_sentence(missing), ""] if missing else []
     lines += [
         f"    {command}",
         "",
-        f"torch {torch_version}. That command writes this page from the logs in results/.",
+        f"This command writes the page from the logs in results/ (torch {torch_version}).",
         "",
-        f"![loss against CPU seconds]({figure.name}.png)",
+        *folded("How it was measured", [f"- {entry}" for entry in PROTOCOL]),
+        "",
+    ]
+    if missing:
+        lines += [*folded(f"Missing runs: {len(missing)}", [missing_sentence(missing)]), ""]
+    curves = f"{figure.name}.png"
+    lines += [
+        f"[![loss against CPU seconds]({curves})]({curves})",
         "",
         *(f"- {sentence}" for sentence in findings(problems)),
         "",
@@ -333,14 +358,15 @@ def page(
         for label in problem.search.keys() - {*common(problems)}:
             way = problem.way(label)
             lines += [
-                f"On {problem.name}, {label} ends at {loss(problem.rows[label])}; steps"
-                f" {share(way.steps)}, CPU seconds {share(way.seconds)}.",
+                f"On {problem.name}, {label} ends at {loss(problem.rows[label])} (steps"
+                f" {share(way.steps)}, seconds {share(way.seconds)}).",
                 "",
             ]
     lines += ["## Each problem", ""]
     for problem in problems:
         lines += [*details(problem), ""]
-    lines += ["## Over the learning rate", "", f"![final loss]({figure.name}-rates.png)", ""]
+    rates = f"{figure.name}-rates.png"
+    lines += ["## Over the learning rate", "", f"[![final loss]({rates})]({rates})", ""]
     lines += ["## What was left out", "", *(f"- {entry}" for entry in left_out), ""]
     return "\n".join(lines)
 
@@ -350,7 +376,7 @@ def picture(problems: Sequence[Problem]) -> bytes:
     labels = dict.fromkeys(label for problem in problems for label in problem.search)
     columns = min(4, len(problems))
     lines = math.ceil(len(problems) / columns)
-    canvas = Canvas(figsize=(4.2 * columns, 3.4 * lines), layout="constrained")
+    canvas = Canvas(figsize=(3.3 * columns, 2.9 * lines), layout="constrained")
     grid: Any = canvas.subplots(lines, columns, squeeze=False)
     for axes in grid.flat[len(problems) :]:
         axes.set_axis_off()

@@ -65,7 +65,7 @@ def test_cpu_seconds_are_compared_on_one_kind_of_processor():
     assert problem.processor == "one"
     assert not problem.is_timed
     # 1.2 falls to 1.5 at step 76, and its average over five steps two later
-    assert whole_table([problem])[-1] == "|  | CPU seconds | 1.00 | **0.78** | – |"
+    assert whole_table([problem])[-1] == "|  | seconds | 1.00 | – | **0.78** |"
 
 
 def searched_problem(**fresh):
@@ -88,7 +88,7 @@ def test_the_page_says_who_ends_lower():
     assert findings([search]) == told[:-1]  # the seeds of a search do not decide that
     assert told[0] == "EShampoo has the lowest final loss, or is level with it, on 0 of 1."
     assert "on 1 of 1 (x)." in told[-3]  # at AdamW's rate it ends lower
-    assert told[-1] == "EShampoo ends higher than Muon (t(2.0) = 10.3, p = 0.0089) on x."
+    assert told[-1] == "EShampoo loses to Muon (t(2.0) = 10.3, p = 0.0089) on x."
 
 
 def test_fresh_seeds_count_where_every_method_has_them():
