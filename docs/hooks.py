@@ -59,7 +59,10 @@ def keyword_table(name: str) -> str:
 
 
 def outside(match: re.Match[str], folder: Path) -> str:
-    """A link to a file of the repository that is not on the site becomes its path."""
+    """A link to a file of the repository that is not on the site becomes its path.
+
+    The text stays beside the path if the name of the file does not say the same.
+    """
     text, target = match.groups()
     path = target.partition("#")[0]
     if re.match(r"[a-z]+:", target) or not path:
@@ -67,7 +70,8 @@ def outside(match: re.Match[str], folder: Path) -> str:
     real = (folder / path).resolve()
     if (ROOT / "docs") in real.parents and real.is_file():
         return match.group()
-    return f"{text} (`{real.relative_to(ROOT).as_posix()}`)"
+    shown = f"`{real.relative_to(ROOT).as_posix()}`"
+    return shown if text.lower().replace(" ", "_") in real.stem else f"{text} ({shown})"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
