@@ -1,7 +1,8 @@
 """What MkDocs does beside rendering: keyword tables from the code, and links out of docs/.
 
 A line `<!-- keywords: EShampoo -->` in a page becomes the table of the keywords of that class,
-read from its options. The generated table of a figure gets its picture.
+read from its options, and `<!-- about: EShampoo -->` what its docstring says before them. The
+generated table of a figure gets its picture.
 """
 
 import inspect
@@ -36,6 +37,11 @@ def meanings(group: type) -> dict[str, str]:
     """The text of every keyword of a group, from its docstring."""
     text = inspect.cleandoc(group.__doc__ or "").partition("Args:\n")[2]
     return {name: " ".join(words.split()) for name, words in ENTRY.findall(text)}
+
+
+def about(name: str) -> str:
+    """What the docstring of a class says before its arguments."""
+    return inspect.cleandoc(getattr(eshampoo, name).__doc__ or "").partition("\nArgs:\n")[0]
 
 
 def keyword_table(name: str) -> str:
@@ -80,8 +86,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:  # noqa: ANN401
     if source.parent.name == "reproduction":
         title, _, rest = markdown.partition("\n")
         markdown = f"{title}\n\n![{title.strip('# ')}]({source.stem}.png)\n{rest}"
-    for name in re.findall(r"<!-- keywords: (\w+) -->", markdown):
-        markdown = markdown.replace(f"<!-- keywords: {name} -->", keyword_table(name))
+    for marker, written in (("keywords", keyword_table), ("about", about)):
+        for name in re.findall(rf"<!-- {marker}: (\w+) -->", markdown):
+            markdown = markdown.replace(f"<!-- {marker}: {name} -->", written(name))
     return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", lambda m: outside(m, source.parent), markdown)
 
 

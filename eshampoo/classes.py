@@ -161,7 +161,7 @@ class CASPRKeywords(Observed, Blocks, Bases, Keywords):
 
 @final
 class CASPR(EigenbasisOptimizer):
-    """CASPR averages the two sides of a matrix, where Shampoo multiplies them.
+    """CASPR averages the two sides of a matrix; Shampoo multiplies them.
 
         U = (L^{-1/2} M + 2 L^{-1/4} M R^{-1/4} + M R^{-1/2}) / 4
           = Q_L ( ((λ_L^{-1/4} + λ_R^{-1/4})/2)² ⊙ (Q_LᵀMQ_R) ) Q_Rᵀ

@@ -89,10 +89,10 @@ class Common:
         maximize: maximise the objective instead of minimising it.
         nonfinite: what to do with a gradient that has NaN or Inf. "skip" leaves its block out of
             the step, "raise" raises an error before anything changes, "propagate" uses it.
-        precision: of the products of a step, whatever the process is set to. "highest" is full
-            float32; "high" lets rotations and Gram products use TF32, or bfloat16 operands on some
-            CPUs; "inherit" follows the process. The highest that a group asks for holds for all.
-            Changes of basis are always full float32.
+        precision: how the products of a step are computed, whatever the process is set to.
+            "highest" is full float32. "high" lets rotations and Gram products use TF32, or bfloat16
+            operands on some CPUs. "inherit" follows the process. All groups get the highest that
+            one of them asks for. Changes of basis are always full float32.
         process_group: the group of `torch.distributed` whose ranks share work and state.
     """
 
@@ -122,19 +122,19 @@ class Bases:
 
     Args:
         rms: the size of the update of a block with a basis. "auto" sets its root mean square by the
-            share of recent gradients that agree, ρ = ‖M̂‖/√(E‖G‖²); a number fixes it; None does not
-            scale, which is the paper's rule. It does not go with `graft`.
-        budget: the most that the bases of a factor may cost beyond the first (1 + ln νt)/ν, which
-            are free, as a share of the arithmetic of its plain steps. None sets no limit.
+            share of recent gradients that agree, ρ = ‖M̂‖/√(E‖G‖²). A number fixes it. None does not
+            scale, as in the paper. It cannot be combined with `graft`.
+        budget: what the bases of a factor may cost, as a share of the arithmetic of its plain
+            steps. The first (1 + ln νt)/ν bases are free. None sets no limit.
         tau: τ; a basis is kept while its relative error is at most τ. A number, or a callable
             step → number (`eshampoo.schedules`). 0 recomputes at every check, 1 never.
         frequency: F; the criterion is evaluated every F steps. With "auto" it is evaluated when
-            at least the share `novelty` of a factor's average is new since the last check, and
-            after step 20 the checks of the blocks are spread over the steps between two checks.
+            at least the share `novelty` of a factor's average is new since the last check. After
+            step 20 the blocks then take turns.
         novelty: ν, the share that must be new with frequency="auto".
         solver: how to compute a basis: "eigh"; "qr" (Algorithm 4); "power" (SOAP's single step);
             or "partial", which diagonalises only the coordinates that carry the excess error.
-        qr_iterations: I, the most iterations of "qr".
+        qr_iterations: I, the largest number of iterations of "qr".
         exponent: p of D^{-p}; 1 for the statistics of the Fisher. Parameters under Adam keep 1/2.
         state: "full", or "lean", which takes little more than half of the memory: one triangle of
             each factor, momentum in bfloat16 and bases in float16.

@@ -11,7 +11,7 @@ from .state.bucket import Bucket
 
 
 class FactorReport(NamedTuple):
-    """How one factor of one block of one parameter fared.
+    """What happened to one factor of one block of one parameter.
 
     A parameter without a basis has no factor. If the optimizer skipped some of its gradients, it
     has one row with mode -1 and size 0, which says how many.
@@ -26,7 +26,7 @@ class FactorReport(NamedTuple):
         computations: how often the basis was computed.
         waited: at how many checks a basis was due but the budget did not allow it.
         criterion: the value at the last check.
-        work: sum of |S|³ over the computations, where |S| is the size of what was diagonalised.
+        work: sum of |S|³ over the computations, with the size |S| of what was diagonalised.
         failures: how many of the last computations failed in a row.
         skipped: how many gradients of this block were not finite, and so were left out.
         history: (step, criterion, computed?) of the last checks, with record=True.
