@@ -57,7 +57,8 @@ def bar_table(results: Results) -> str:
     lines = ["| case | measured | bar | reach for | |", "|---|--:|--:|--:|---|"]
     for bar in all_bars(results):
         value = "" if bar.value is None else f"{bar.value:.2f}"
-        detail = f"{bar.verdict} ({bar.detail})" if bar.detail else bar.verdict
+        name = CONTENDERS[bar.detail].title if bar.detail in CONTENDERS else bar.detail
+        detail = f"{bar.verdict} ({name})" if name else bar.verdict
         lines.append(f"| {bar.case} | {value} | {bar.bar} | {bar.reach} | {detail} |")
     return "\n".join(lines)
 
@@ -108,13 +109,14 @@ def page(record: Mapping[str, Any]) -> str:
         f"{m['system']}; load at the start {m['load_at_start']}. "
         "Peers: see `benchmarks/requirements.txt`.",
         "Every case runs in a fresh process. Every step has new random gradients, the same for "
-        "all optimizers. Numbers are medians; what is compared alternates, within a process or, "
-        "for peers, by rounds of processes. *limit*: the bare `torch.mm` of the same blocks into "
-        "outputs made beforehand, 3 units of mn(m+n) multiply-adds for EShampoo, 2 for stale "
-        "Shampoo; *stacked limit*: the same with `bmm`. ScalableShampoo preconditions from its "
-        "first step here. Every SOAP has F = 10 and no basis on sides above 2,048. Compiled, "
-        "HeavyBall was measured on one model only, because compiling takes minutes.",
+        "all optimizers. Numbers are medians. Cases that we compare run in turn. The *limit* is "
+        "the time of the bare matrix products, `torch.mm` into outputs made beforehand: 3 units of "
+        "mn(m+n) multiply-adds for EShampoo, 2 for stale Shampoo. The *stacked limit* takes `bmm` "
+        "instead. ScalableShampoo preconditions from its first step here. Every SOAP has F = 10 "
+        "and no basis on sides above 2,048. We measured HeavyBall's compiled SOAP on one model "
+        "only, because compiling takes minutes.",
         "## Bars",
+        "A ratio must stay below its *bar*. *Reach for* is the goal beyond that.",
         bar_table(results),
         "![plain step beside the limit and the peers, and growth](benchmarks.png)",
         "## All optimizers",

@@ -93,5 +93,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:  # noqa: ANN401
 
 
 def on_page_content(html: str, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
-    """Called by MkDocs for every page: the long names of tests may break after an underscore."""
-    return re.sub(r"<code>test_\w+</code>", lambda m: m.group().replace("_", "_<wbr>"), html)
+    """Called by MkDocs for every page: long names of tests and their files may break."""
+    return re.sub(
+        r"<code>tests?[_/][\w/.]+</code>",
+        lambda m: re.sub(r"(?<=[\w])([/_])(?!code)", r"\1<wbr>", m.group()),
+        html,
+    )
