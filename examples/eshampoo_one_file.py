@@ -9,8 +9,8 @@ look at a basis, what bases may cost, and how long an update is.
 
 In float64 the weights of three nets agree with the library's to 1e-10 after 200 steps (a test). The
 library also stacks layers of one shape, shares work among ranks, skips gradients that are not
-finite, retries failed decompositions, loads AdamW's states, and reports on its bases. And it places
-null directions that are near no old column (of dead inputs); here `eigh` does, so such runs part.
+finite, retries failed decompositions, loads AdamW's states, and reports on its bases. It also has a
+rule for directions without a gradient (of inputs that are always zero); here `eigh` decides.
 
 Legend: G gradient, M momentum, D second moment, L and R factors, Q basis, V change of basis, U
 update; a tilde means "in the basis", a hat "bias-corrected". Everything is stored in the basis.

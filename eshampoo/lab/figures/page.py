@@ -317,24 +317,17 @@ def folded(summary: str, lines: Sequence[str]) -> list[str]:
     return ['<details markdown="1">', f"<summary>{summary}</summary>", "", *lines, "", "</details>"]
 
 
-def page(
-    problems: Sequence[Problem],
-    figure: Figure,
-    command: str,
-    left_out: Sequence[str],
-    missing: Sequence[Run] = (),
-) -> str:
-    """Write the page, with the command that writes it again."""
-    torch_version = problems[0].adamw.logs[0].header["environment"]["torch"]
-    searched = [problem.name for problem in problems if not problem.is_fresh]
-    lines = [f"# {figure.title}", "", INTRODUCTION, ""]
-    if searched:
+def introduction(problems: Sequence[Problem], command: str, missing: Sequence[Run]) -> list[str]:
+    """Say what the page shows, how it was measured, and which runs it does not have."""
+    lines = [INTRODUCTION, ""]
+    if searched := [problem.name for problem in problems if not problem.is_fresh]:
         lines += [
             f"**Fresh seeds are missing on {', '.join(searched)}.** There the table has the two"
             " seeds of the search. They also chose the rate, so these losses are a little low. Two"
             " seeds are too few to call methods level, so only the lowest loss is bold.",
             "",
         ]
+    torch_version = problems[0].adamw.logs[0].header["environment"]["torch"]
     lines += [
         f"    {command}",
         "",
@@ -345,6 +338,18 @@ def page(
     ]
     if missing:
         lines += [*folded(f"Missing runs: {len(missing)}", [missing_sentence(missing)]), ""]
+    return lines
+
+
+def page(
+    problems: Sequence[Problem],
+    figure: Figure,
+    command: str,
+    left_out: Sequence[str],
+    missing: Sequence[Run] = (),
+) -> str:
+    """Write the page, with the command that writes it again."""
+    lines = [f"# {figure.title}", "", *introduction(problems, command, missing)]
     curves = f"{figure.name}.png"
     lines += [
         f"[![loss against CPU seconds]({curves})]({curves})",
