@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from itertools import chain
 from multiprocessing.context import get_spawning_popen
 from operator import attrgetter, is_not
@@ -31,6 +32,9 @@ T = TypeVar("T")
 
 # What may change about a tensor that stays the same object, as in `model.to`.
 LOOK = attrgetter("shape", "dtype", "device")
+
+# How many param groups are printed; the others are counted.
+GROUPS_SHOWN = 12
 
 
 class EigenbasisOptimizer(Optimizer):
@@ -125,6 +129,19 @@ class EigenbasisOptimizer(Optimizer):
             for group in self.param_groups
             for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
         }
+
+    def __repr__(self) -> str:
+        """The groups, one per line, and what they have other than the defaults of the class."""
+        usual = {f.name: f.default for f in fields(self.keywords)} | {"method": self.method.name}
+        lines = [f"{type(self).__name__} ("]
+        for index, group in enumerate(self.param_groups[:GROUPS_SHOWN]):
+            known = {"params", "param_names"} | {k for k, v in usual.items() if group.get(k) == v}
+            facts = [f"{k}: {v}" for k, v in group.items() if k == "lr" or k not in known]
+            count = f"Parameter Group {index}: {len(group['params'])} tensors"
+            lines.append(", ".join([count, *facts]))
+        more = len(self.param_groups) - GROUPS_SHOWN
+        lines += [f"and {more} more groups"] if more > 0 else []
+        return "\n    ".join(lines) + "\n)"
 
     # ---------------------------------------------------------------- tensors and entries replaced
 
