@@ -67,8 +67,7 @@ def takes(keywords: Callable[P, Keywords]) -> Callable[[Plain[S, R]], Constructo
         this = next(iter(inspect.signature(plain).parameters.values()))
         shown = [p for p in parameters if p.name in (*by_position, *keywords.__annotations__)]
         rest = inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)
-        short = inspect.Signature([this, *shown, rest])
-        construct.__signature__ = short  # type: ignore[attr-defined]
+        construct.__signature__ = inspect.Signature([this, *shown, rest])  # type: ignore[attr-defined]
         return construct  # type: ignore[return-value]  # callers may pass `self` by name, too
 
     return decorate

@@ -63,11 +63,8 @@ def parameter_groups(
         2.bias     50     vectors     fewer than two dimensions
     """
     options = options or {}
-    unknown = set(options) - set(KINDS)
-    if unknown:
-        raise ValueError(
-            f"options for {sorted(unknown)}: the kinds are {', '.join(KINDS)}; use one of them"
-        )
+    for kind in options.keys() - {*KINDS}:
+        raise ValueError(f"options for {kind!r}: use one of the kinds, {', '.join(KINDS)}")
     modules = dict(model.named_modules())
     embeddings = {
         m.weight for m in modules.values() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
@@ -95,15 +92,13 @@ def _outputs(
     """The parameters of the layers that make the outputs, and how these are known."""
     linear = {name: m for name, m in modules.items() if isinstance(m, nn.Linear)}
     taken, last = {m.in_features for m in linear.values()}, next(reversed(linear), "")
-    named = [name for name in linear if name.rpartition(".")[2] in HEADS]
-    depth = min((name.count(".") for name in named), default=0)
     place, dot, _ = last.rpartition(".")
     in_order = isinstance(modules[place], nn.Sequential)
     in_order = in_order and all(name.startswith(place + dot) for name in linear)
     rules: dict[str, Callable[[str, nn.Linear], bool]] = {
         "is tied to an embedding": lambda _, m: m.weight in embeddings,
         "comes last": lambda name, _: in_order and name == last,
-        "has the name of a head": lambda name, _: name in named and name.count(".") == depth,
+        "has the name of a head": lambda name, _: name.rpartition(".")[2] in HEADS,
         "has outputs that no layer takes": lambda _, m: all(m.out_features % d for d in taken),
         "is the only Linear": lambda *_: True,
     }
@@ -111,16 +106,11 @@ def _outputs(
     for rule, holds in rules.items():
         if chosen is None and not found:
             found, how = [name for name, m in linear.items() if holds(name, m)], rule
-    if chosen is None and len(found) > 1:
+    if {*found} - modules.keys() or (chosen is None and len(found) > 1):
         raise ValueError(
-            f"each of {', '.join(found)} may make the outputs of the model: pass the right one "
-            "as head=, or several, or head=() if none does"
+            f"head={chosen!r} does not say which of {', '.join(modules if chosen else found)} "
+            "makes the outputs: pass its name, several names, or () if there is none"
         )
-    for name in found:
-        if name not in modules:
-            raise ValueError(
-                f"head={name!r} is not a module of the model; name one of {', '.join(modules)}"
-            )
     return {p: f"{name} {how}" for name in found for p in modules[name].parameters()}
 
 
@@ -141,16 +131,12 @@ def name_parameters(optimizer: Optimizer, model: nn.Module) -> None:
         ['weight', 'bias']
     """
     names = {p: name for name, p in model.named_parameters()}
-    missing = [
-        f"parameter {number} of group {index}, of shape {tuple(p.shape)},"
-        for index, group in enumerate(optimizer.param_groups)
-        for number, p in enumerate(group["params"])
-        if p not in names
-    ]
-    if missing:
-        raise ValueError(
-            f"{missing[0]} is not in the model ({len(missing)} parameters are not); all must be: "
-            "pass the model that the optimizer trains, as it is after wrapping or sharding"
-        )
+    for index, group in enumerate(optimizer.param_groups):
+        for number, p in enumerate(group["params"]):
+            if p not in names:
+                raise ValueError(
+                    f"parameter {number} of group {index}, of shape {tuple(p.shape)}, is not in "
+                    "the model: pass the one that is trained, as it is after wrapping or sharding"
+                )
     for group in optimizer.param_groups:
         group["param_names"] = [names[p] for p in group["params"]]

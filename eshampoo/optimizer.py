@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from . import validate
 from .methods import Method
-from .options import Keywords, Options, Statistics, offered
+from .options import ADAM_KEYS, RULES, Keywords, Options, Statistics, offered
 from .report import BasisReport, reports
 from .state import checkpoint
 from .state.bucket import Bucket, entries
@@ -340,6 +340,20 @@ class EigenbasisOptimizer(Optimizer):
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             state_dict = post_hook(self, state_dict) or state_dict
         return state_dict
+
+    def adamw_state_dict(self) -> dict[str, Any]:
+        """The state as `torch.optim.AdamW` loads it, to go on with AdamW.
+
+        Momentum is rotated back exactly. The second moment is as near to Adam's as D can tell.
+        """
+        self._follow()
+        self._agree("adamw_state_dict()")
+        packed = checkpoint.state_dict_of(self.param_groups, checkpoint.to_adam(self._buckets))
+        for group, o in zip(packed["param_groups"], self._options(), strict=True):
+            for key in {"method", *RULES}.difference(ADAM_KEYS):
+                group.pop(key, None)
+            group["betas"] = (o.betas[0], o.beta_scale)
+        return packed
 
     @torch.inference_mode(False)
     @torch.no_grad()

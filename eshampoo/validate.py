@@ -126,11 +126,8 @@ AT_LEAST_0 = Rule(lambda v: 0 <= number(v) < math.inf, "it must be at least 0, a
 BELOW_1 = Rule(lambda v: 0 <= number(v) < 1, "it must lie in [0, 1)")
 SHARE = Rule(lambda v: 0 <= number(v) <= 1, "it must lie in [0, 1]")
 POSITIVE = Rule(lambda v: 0 < number(v) < math.inf, "it must be more than 0, and finite")
-LR = Rule(
-    _is_lr,
-    "it must be a number of at least 0, and finite, and a Tensor lr must be 1-element",
-    plain_unless_tensor,
-)
+LR_WORDS = "it must be a finite number of at least 0, and a Tensor lr must be 1-element"
+LR = Rule(_is_lr, LR_WORDS, plain_unless_tensor)
 PAIR = Rule(lambda v: isinstance(v, tuple | list) and len(v) == 2, "it must be a pair (β1, β2)")
 TAU = Rule(
     lambda v: callable(v) or number(v) >= 0,
@@ -421,10 +418,10 @@ def check_groups(
 
 
 def refuse_adam(method: str) -> NoReturn:
-    """Refuse AdamW's state for a method that has no place for its second moment."""
+    """Refuse AdamW's state for, or from, a method that has no place for its second moment."""
     raise ValueError(
-        f"AdamW's state cannot continue in {method} without a second moment of "
-        "its own; use EShampoo, SOAP or Shampoo with a graft, or start without the state"
+        f"a state of AdamW cannot continue in {method} without a second moment of its own, nor can "
+        "this go on in AdamW; use EShampoo, SOAP or Shampoo with a graft, or start without a state"
     )
 
 
