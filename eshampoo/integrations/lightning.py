@@ -17,6 +17,11 @@ class LogBases(Callback):
 
     def __init__(self, every: int = 100) -> None:
         self.every = every
+        self.intervals = 0  # that have passed
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning calls this before the first batch, also of a run that continues."""
+        self.intervals = trainer.global_step // self.every
 
     def on_train_batch_end(
         self,
@@ -26,8 +31,9 @@ class LogBases(Callback):
         batch: Any,  # noqa: ANN401
         batch_idx: int,
     ) -> None:
-        """Lightning calls this after every batch."""
-        if trainer.global_step % self.every:
+        """Lightning calls this after every batch; several may make one step of the optimizer."""
+        before, self.intervals = self.intervals, trainer.global_step // self.every
+        if self.intervals == before:
             return
         report = BasisReport(
             row

@@ -148,6 +148,24 @@ def lightning_logs(folder):
     assert sent[-1] == (40, trainer.optimizers[0].basis_report().scalars())
 
 
+def lightning_logs_steps(folder):
+    """With accumulation, and when it continues, it logs once per interval of optimizer steps."""
+    from lightning.pytorch import Trainer
+
+    from eshampoo.integrations.lightning import LogBases
+
+    trained = module("train_lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    quiet |= {"default_root_dir": folder, "enable_checkpointing": False}
+    sent, callback = [], LogBases(every=2)
+    for _ in range(2):  # a second run starts to count again
+        trainer = Trainer(accumulate_grad_batches=2, max_steps=4, callbacks=[callback], **quiet)
+        trainer.logger.log_metrics = lambda metrics, step: sent.append((step, metrics))
+        trainer.fit(trained.Automatic(), trained.loader())
+    assert [step for step, metrics in sent if "basis/checks" in metrics] == [2, 4, 2, 4]
+
+
 def lightning_resumes(folder):
     trained = module("train_lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -317,6 +335,7 @@ ALONE = {
     "train_lightning": example("train_lightning"),
     "lightning_resumes": lightning_resumes,
     "lightning_logs": lightning_logs,
+    "lightning_logs_steps": lightning_logs_steps,
     "train_timm": example("train_timm"),
 }
 ON_TWO_RANKS = {
