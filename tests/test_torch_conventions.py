@@ -4,9 +4,11 @@ Found by running its `TestOptimRenewed` with our classes (docs/reliability.md).
 """
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
+import torch_names_in
 from keyword_table import METHODS
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -167,3 +169,9 @@ def test_a_group_without_parameters_takes_steps(method):
     optimizer = METHODS[method]([{"params": []}])
     assert optimizer.step() is None
     assert optimizer.state_dict()["state"] == {}
+
+
+def test_torch_has_the_private_names_that_we_use_and_a_version_without_them_is_noticed():
+    folder = Path(torch.__file__).parents[1]
+    assert torch_names_in.missing(lambda file: (folder / file).read_text()) == []
+    assert len(torch_names_in.missing(lambda file: "")) >= 11
