@@ -303,6 +303,5 @@ class Muon(EigenbasisOptimizer):
 CLASSES = (EShampoo, Shampoo, SOAP, KLShampoo, CASPR, FullMatrixAdam, Muon)
 for optimizer_class in CLASSES:
     keywords_class: type[Keywords] = optimizer_class.keywords
-    whole = inspect.signature(keywords_class).replace(return_annotation=inspect.Signature.empty)
-    optimizer_class.__signature__ = whole  # type: ignore[union-attr]
+    optimizer_class.__signature__ = inspect.signature(keywords_class)  # type: ignore[union-attr]
     optimizer_class.__doc__ = f"{optimizer_class.__doc__}\n{described(keywords_class)}\n    "

@@ -70,8 +70,7 @@ def parameter_groups(
         m.weight for m in modules.values() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
     }
     transposed = {m.weight for m in modules.values() if type(m).__name__ == "Conv1D"}
-    heads, rows = _outputs(modules, embeddings, head), []
-    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    heads, rows, groups = _outputs(modules, embeddings, head), [], dict[tuple[str, str], Any]()
     for name, p in model.named_parameters():
         holds = (not p.requires_grad, p in embeddings, p.dim() < 2, p in heads, True)
         kind, why = next(compress(WHY.items(), holds))

@@ -133,15 +133,14 @@ class EigenbasisOptimizer(Optimizer):
     def __repr__(self) -> str:
         """The groups, one per line, and what they have other than the defaults of the class."""
         usual = {f.name: f.default for f in fields(self.keywords)} | {"method": self.method.name}
-        lines = [f"{type(self).__name__} ("]
-        for index, group in enumerate(self.param_groups[:GROUPS_SHOWN]):
+        lines = []
+        for index, group in enumerate(self.param_groups):
             known = {"params", "param_names"} | {k for k, v in usual.items() if group.get(k) == v}
             facts = [f"{k}: {v}" for k, v in group.items() if k == "lr" or k not in known]
             count = f"Parameter Group {index}: {len(group['params'])} tensors"
             lines.append(", ".join([count, *facts]))
-        more = len(self.param_groups) - GROUPS_SHOWN
-        lines += [f"and {more} more groups"] if more > 0 else []
-        return "\n    ".join(lines) + "\n)"
+        more = [f"and {len(lines) - GROUPS_SHOWN} more groups"] if lines[GROUPS_SHOWN:] else []
+        return "\n    ".join([f"{type(self).__name__} (", *lines[:GROUPS_SHOWN], *more]) + "\n)"
 
     # ---------------------------------------------------------------- tensors and entries replaced
 

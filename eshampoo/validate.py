@@ -167,9 +167,8 @@ SWITCHES: Mapping[str, Rule] = {
 # What other optimizers call our keywords.
 NAMES_ELSEWHERE: Mapping[str, str] = {
     "learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps", "momentum": "betas[0]",
-    "beta1": "betas[0]", "beta2": "betas[1]", "shampoo_beta": "betas[1]",
-    "precondition_frequency": "frequency", "precondition_1d": "vectors", "block_size": "max_dim",
-    "max_preconditioner_dim": "max_dim", "max_precond_dim": "max_dim", "grafting_config": "graft",
+    "precondition_frequency": "frequency", "shampoo_beta": "betas[1]", "max_precond_dim": "max_dim",
+    "max_preconditioner_dim": "max_dim", "block_size": "max_dim", "grafting_config": "graft",
 }  # fmt: skip
 
 

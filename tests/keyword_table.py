@@ -67,7 +67,7 @@ KEYWORDS = {
             (NAN, "at least 0"),
             (torch.ones(2), "1-element"),
             (float("inf"), "finite"),
-            (True, "a number"),
+            (True, "a finite number"),
         ),
         wrong=("fast", None),
         live={"lr": {"lr": 0.05}},

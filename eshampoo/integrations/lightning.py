@@ -17,11 +17,7 @@ class LogBases(Callback):
 
     def __init__(self, every: int = 100) -> None:
         self.every = every
-        self.intervals = 0  # that have passed
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning calls this before the first batch, also of a run that continues."""
-        self.intervals = trainer.global_step // self.every
+        self.last = 0  # optimizer steps after the last batch
 
     def on_train_batch_end(
         self,
@@ -32,8 +28,8 @@ class LogBases(Callback):
         batch_idx: int,
     ) -> None:
         """Lightning calls this after every batch; several may make one step of the optimizer."""
-        before, self.intervals = self.intervals, trainer.global_step // self.every
-        if self.intervals == before:
+        before, self.last = self.last, trainer.global_step
+        if self.last in (0, before) or self.last % self.every:
             return
         report = BasisReport(
             row
