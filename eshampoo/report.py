@@ -99,9 +99,8 @@ class BasisReport(list[FactorReport]):
     """The rows of a report: a list that prints as a table, one line per factor."""
 
     def __str__(self) -> str:
-        columns = [(heading, *map(cell, self)) for heading, cell, _ in COLUMNS]
-        zeros = {heading for heading, _, optional in COLUMNS if optional}
-        return as_table(c for c in columns if c[0] not in zeros or {*c[1:]} - {"0"})
+        columns = [((heading, *map(cell, self)), optional) for heading, cell, optional in COLUMNS]
+        return as_table(c for c, optional in columns if not optional or {*c[1:]} - {"0"})
 
     def layers(self) -> "dict[tuple[str, str], BasisReport]":
         """The rows of factors by layer and letter, in the order in which they first appear."""
