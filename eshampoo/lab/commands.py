@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -212,7 +213,9 @@ def show(logs: Sequence[Log], console: Console) -> None:
     """Show the comparison table and the verdict."""
     groups = group_logs(logs)
     columns, rows = comparison_table(groups)
-    table = Table(*columns, title=f"{logs[0].run.workload}, {logs[0].run.steps} steps")
+    title = f"{logs[0].run.workload}, {logs[0].run.steps} steps"
+    table = Table(*columns, title=title, box=SIMPLE, padding=0)  # fits into 80 columns
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for cells in rows:
