@@ -1,5 +1,10 @@
 # Every target sets up .venv by itself; `make help` lists them.
 PYTHON ?= python3
+# What pip installs as torch, with any of its options. constraints.txt sets the version; the index
+# sets the build. On Linux, that of PyPI brings gigabytes of CUDA along.
+TORCH ?= torch
+# Where the demo computes.
+DEVICE ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -9,15 +14,14 @@ READY := $(VENV)/.ready
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-# constraints.txt pins torch to its CPU build: resolving it freely would pull gigabytes of CUDA.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev,frameworks,docs,release]'
 	touch $(READY)
 
 demo: $(READY)  ## compare optimizers on embedded data: table and report.html, a few minutes
-	$(BIN)/eshampoo compare digits-vit --optimizers adamw,muon,shampoo,soap,eshampoo --seeds 3 --out runs/demo
+	$(BIN)/eshampoo compare digits-vit --optimizers adamw,muon,shampoo,soap,eshampoo --seeds 3 --device $(DEVICE) --out runs/demo
 
 check: $(READY)  ## for the inner loop, about 90 seconds on two cores: lint, types and every test that is not slow
 	$(MAKE) -j 2 lint type quick

@@ -44,7 +44,8 @@ Constructor = Callable[Concatenate[S, P], R]
 def takes(keywords: Callable[P, Keywords]) -> Callable[[Plain[S, R]], Constructor[S, P, R]]:
     """Give a constructor the arguments and defaults of a class of keywords."""
     assert isinstance(keywords, type)
-    own = offered(keywords)
+    own, parameters = offered(keywords), inspect.signature(keywords).parameters.values()
+    by_position = [p.name for p in parameters if p.kind != p.KEYWORD_ONLY]
 
     def decorate(plain: Plain[S, R]) -> Constructor[S, P, R]:
         name = plain.__qualname__.partition(".")[0]
@@ -52,6 +53,9 @@ def takes(keywords: Callable[P, Keywords]) -> Callable[[Plain[S, R]], Constructo
         @wraps(plain)
         def construct(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
             check_switches(kwargs)
+            if len(args) > len(by_position):
+                first = ", ".join(by_position)
+                raise TypeError(f"{name} takes only {first} by position: name all other keywords")
             for key in kwargs.keys() - own - SWITCHES.keys() - {"params"}:
                 hint = misspelt(key, own, RULES) or f"it takes {', '.join(own)}"
                 raise TypeError(f"{name} has no keyword {key!r}: {hint}")
@@ -59,9 +63,11 @@ def takes(keywords: Callable[P, Keywords]) -> Callable[[Plain[S, R]], Constructo
             values = keywords(*args, **given)
             return plain(self, values.params, {name: getattr(values, name) for name in own})
 
+        # `help` prints all keywords once, for the class; here, those with a default of their own.
         this = next(iter(inspect.signature(plain).parameters.values()))
-        parameters = [this, *inspect.signature(keywords).parameters.values()]
-        construct.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        shown = [p for p in parameters if p.name in (*by_position, *keywords.__annotations__)]
+        rest = inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)
+        construct.__signature__ = inspect.Signature([this, *shown, rest])  # type: ignore[attr-defined]
         return construct  # type: ignore[return-value]  # callers may pass `self` by name, too
 
     return decorate
@@ -297,4 +303,5 @@ class Muon(EigenbasisOptimizer):
 CLASSES = (EShampoo, Shampoo, SOAP, KLShampoo, CASPR, FullMatrixAdam, Muon)
 for optimizer_class in CLASSES:
     keywords_class: type[Keywords] = optimizer_class.keywords
+    optimizer_class.__signature__ = inspect.signature(keywords_class)  # type: ignore[union-attr]
     optimizer_class.__doc__ = f"{optimizer_class.__doc__}\n{described(keywords_class)}\n    "

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from itertools import chain
 from multiprocessing.context import get_spawning_popen
 from operator import attrgetter, is_not
@@ -14,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from . import validate
 from .methods import Method
-from .options import Keywords, Options, Statistics, offered
+from .options import ADAM_KEYS, RULES, Keywords, Options, Statistics, offered
 from .report import BasisReport, reports
 from .state import checkpoint
 from .state.bucket import Bucket, entries
@@ -31,6 +32,9 @@ T = TypeVar("T")
 
 # What may change about a tensor that stays the same object, as in `model.to`.
 LOOK = attrgetter("shape", "dtype", "device")
+
+# How many param groups are printed; the others are counted.
+GROUPS_SHOWN = 12
 
 
 class EigenbasisOptimizer(Optimizer):
@@ -125,6 +129,18 @@ class EigenbasisOptimizer(Optimizer):
             for group in self.param_groups
             for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
         }
+
+    def __repr__(self) -> str:
+        """The groups, one per line, and what they have other than the defaults of the class."""
+        usual = {f.name: f.default for f in fields(self.keywords)} | {"method": self.method.name}
+        lines = []
+        for index, group in enumerate(self.param_groups):
+            known = {"params", "param_names"} | {k for k, v in usual.items() if group.get(k) == v}
+            facts = [f"{k}: {v}" for k, v in group.items() if k == "lr" or k not in known]
+            count = f"Parameter Group {index}: {len(group['params'])} tensors"
+            lines.append(", ".join([count, *facts]))
+        more = [f"and {len(lines) - GROUPS_SHOWN} more groups"] if lines[GROUPS_SHOWN:] else []
+        return "\n    ".join([f"{type(self).__name__} (", *lines[:GROUPS_SHOWN], *more]) + "\n)"
 
     # ---------------------------------------------------------------- tensors and entries replaced
 
@@ -323,6 +339,20 @@ class EigenbasisOptimizer(Optimizer):
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             state_dict = post_hook(self, state_dict) or state_dict
         return state_dict
+
+    def adamw_state_dict(self) -> dict[str, Any]:
+        """The state as `torch.optim.AdamW` loads it, to go on with AdamW.
+
+        Momentum is rotated back exactly. The second moment is as near to Adam's as D can tell.
+        """
+        self._follow()
+        self._agree("adamw_state_dict()")
+        packed = checkpoint.state_dict_of(self.param_groups, checkpoint.to_adam(self._buckets))
+        for group, o in zip(packed["param_groups"], self._options(), strict=True):
+            for key in {"method", *RULES}.difference(ADAM_KEYS):
+                group.pop(key, None)
+            group["betas"] = (o.betas[0], o.beta_scale)
+        return packed
 
     @torch.inference_mode(False)
     @torch.no_grad()

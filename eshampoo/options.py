@@ -162,10 +162,10 @@ class Blocks:
     """How a parameter is cut into blocks with a basis on every side.
 
     Args:
-        sides: which sides of a matrix have a basis: "both", or only the "left", the "right" or the
-            "smaller" one (one-sided Shampoo, ASGO). In a tensor with more dimensions "left" is the
-            first one and "right" the last. A side that is 8 times as long as the rest of its block
-            never has a basis.
+        sides: which sides of a matrix have a basis: "both", or only the "left" (rows as stored: the
+            outputs of `nn.Linear`), the "right" or the "smaller" one (one-sided Shampoo, ASGO). In
+            a tensor with more dimensions "left" is the first one and "right" the last. A side that
+            is 8 times as long as the rest of its block never has a basis.
         oversize: what to do with a dimension above max_dim: "split" it, or "identity" for no basis
             on that side.
         merge_dims: True merges neighbouring dimensions, from the last one, while their product is

@@ -1,7 +1,7 @@
 """What `basis_report()` returns: rows that print as a table and go into a log as scalars."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -82,19 +82,25 @@ COLUMNS: tuple[tuple[str, Callable[[FactorReport], str], bool], ...] = (
     ("skipped", lambda row: str(row.skipped), True),
 )
 
+# The headings of columns of words, which are aligned to the left.
+OF_WORDS = ("parameter", "shape", "factor", "group", "why")
+
+
+def as_table(columns: Iterable[Sequence[str]]) -> str:
+    """Columns as text, each under its heading, which comes first."""
+    aligned = []
+    for column in columns:
+        side, width = "<" if column[0] in OF_WORDS else ">", max(map(len, column))
+        aligned.append([f"{cell:{side}{width}}" for cell in column])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*aligned, strict=True))
+
 
 class BasisReport(list[FactorReport]):
     """The rows of a report: a list that prints as a table, one line per factor."""
 
     def __str__(self) -> str:
-        columns = []
-        for heading, cell, optional in COLUMNS:
-            cells = [cell(row) for row in self]
-            if not optional or {*cells} - {"0"}:
-                width = max(map(len, [heading, *cells]))
-                to_left = heading in ("parameter", "shape", "factor")
-                columns.append([f"{c:{'<' if to_left else '>'}{width}}" for c in (heading, *cells)])
-        return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
+        columns = [((heading, *map(cell, self)), optional) for heading, cell, optional in COLUMNS]
+        return as_table(c for c, optional in columns if not optional or {*c[1:]} - {"0"})
 
     def layers(self) -> "dict[tuple[str, str], BasisReport]":
         """The rows of factors by layer and letter, in the order in which they first appear."""

@@ -8,6 +8,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from inspect import currentframe
 from itertools import chain
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
@@ -30,6 +31,15 @@ def called(p: Tensor, names: Mapping[Tensor, str]) -> str:
     """What a message calls a parameter."""
     shape = f"shape {tuple(p.shape)}"
     return f"parameter {names[p]!r} ({shape})" if p in names else f"a parameter of {shape}"
+
+
+def warn(message: str) -> None:
+    """Warn at the user's line: that of the nearest caller outside of torch and of this package."""
+    inside = __file__.removesuffix("validate.py"), torch.__file__.removesuffix("__init__.py")
+    frame, level = currentframe(), 1
+    while frame is not None and frame.f_code.co_filename.startswith(inside):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 # -------------------------------------------------------------------- values of keywords
@@ -116,7 +126,8 @@ AT_LEAST_0 = Rule(lambda v: 0 <= number(v) < math.inf, "it must be at least 0, a
 BELOW_1 = Rule(lambda v: 0 <= number(v) < 1, "it must lie in [0, 1)")
 SHARE = Rule(lambda v: 0 <= number(v) <= 1, "it must lie in [0, 1]")
 POSITIVE = Rule(lambda v: 0 < number(v) < math.inf, "it must be more than 0, and finite")
-LR = Rule(_is_lr, "it must be at least 0, and a Tensor lr must be 1-element", plain_unless_tensor)
+LR_WORDS = "it must be a finite number of at least 0, and a Tensor lr must be 1-element"
+LR = Rule(_is_lr, LR_WORDS, plain_unless_tensor)
 PAIR = Rule(lambda v: isinstance(v, tuple | list) and len(v) == 2, "it must be a pair (β1, β2)")
 TAU = Rule(
     lambda v: callable(v) or number(v) >= 0,
@@ -153,6 +164,13 @@ SWITCHES: Mapping[str, Rule] = {
     "amsgrad": only_false("a maximum of second moments has no meaning in a basis that changes"),
 }
 
+# What other optimizers call our keywords.
+NAMES_ELSEWHERE: Mapping[str, str] = {
+    "learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps", "momentum": "betas[0]",
+    "precondition_frequency": "frequency", "shampoo_beta": "betas[1]", "max_precond_dim": "max_dim",
+    "max_preconditioner_dim": "max_dim", "block_size": "max_dim", "grafting_config": "graft",
+}  # fmt: skip
+
 
 def check_contradictions(o: "Options") -> None:
     """Refuse values that contradict each other."""
@@ -183,8 +201,11 @@ def check_switches(values: Mapping[str, Any]) -> None:
 
 def misspelt(key: str, own: Collection[str], of_others: Collection[str]) -> str | None:
     """What the user may have meant by an unknown key; None for keys of other tools."""
-    if key in of_others:
-        return f"{key!r} belongs to other optimizers of this library."
+    name = NAMES_ELSEWHERE.get(key, "")
+    if name.partition("[")[0] in own:
+        return f"did you mean {name!r}?"
+    if key in of_others or name:
+        return f"{name or key!r} belongs to other optimizers of this library."
     close = difflib.get_close_matches(key, own, 1, cutoff=0.7)
     close += [name for name in own if len(key) > 2 and name.startswith(key)]
     return f"did you mean {close[0]!r}?" if close else None
@@ -293,11 +314,10 @@ def warn_if_without_basis(buckets: "Sequence[Bucket]", names: Mapping[Tensor, st
     params = [p for bucket in buckets for p in bucket.parameters]
     if not params or not all(bucket.elementwise for bucket in buckets):
         return
-    warnings.warn(
+    warn(
         f"nothing here has a basis, so this is AdamW: the largest of {len(params)} parameters is "
         f"{called(max(params, key=Tensor.numel), names)}. If a framework has flattened the model "
-        "(DeepSpeed ZeRO, FSDP1), shard with FSDP2, or use DDP with process_group=",
-        stacklevel=2,
+        "(DeepSpeed ZeRO, FSDP1), shard with FSDP2, or use DDP with process_group="
     )
 
 
@@ -334,10 +354,9 @@ def not_finite(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> str:
 def warn_of_skipped(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
     """Tell the user about gradients that were left out."""
     bad = ", ".join(called(p, names) for p in params)
-    warnings.warn(
+    warn(
         f"the gradient of {bad} had NaN or Inf; such blocks stand still for the step. "
-        "basis_report() keeps counting them, without another warning",
-        stacklevel=5,
+        "basis_report() keeps counting them, without another warning"
     )
 
 
@@ -398,10 +417,10 @@ def check_groups(
 
 
 def refuse_adam(method: str) -> NoReturn:
-    """Refuse AdamW's state for a method that has no place for its second moment."""
+    """Refuse AdamW's state for, or from, a method that has no place for its second moment."""
     raise ValueError(
-        f"AdamW's state cannot continue in {method} without a second moment of "
-        "its own; use EShampoo, SOAP or Shampoo with a graft, or start without the state"
+        f"a state of AdamW cannot continue in {method} without a second moment of its own, nor can "
+        "this go on in AdamW; use EShampoo, SOAP or Shampoo with a graft, or start without a state"
     )
 
 

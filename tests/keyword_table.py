@@ -62,7 +62,13 @@ def switch(**more):
 KEYWORDS = {
     "lr": Keyword(
         (1e-2, 1e-3),
-        ((-1e-3, "at least 0"), (NAN, "at least 0"), (torch.ones(2), "1-element")),
+        (
+            (-1e-3, "at least 0"),
+            (NAN, "at least 0"),
+            (torch.ones(2), "1-element"),
+            (float("inf"), "finite"),
+            (True, "a finite number"),
+        ),
         wrong=("fast", None),
         live={"lr": {"lr": 0.05}},
         methods=EVERYONE,

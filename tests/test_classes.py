@@ -1,6 +1,7 @@
 """The classes: their defaults, what they refuse, and that they train."""
 
 import inspect
+import pydoc
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from keyword_table import METHODS
 from torch import nn
 from training import assert_same, feed, parameters, snapshot
 
-from eshampoo import EShampoo, FullMatrixAdam
+from eshampoo import EShampoo, FullMatrixAdam, Muon
 from eshampoo.classes import CLASSES
 
 ROOT = Path(__file__).parents[1]
@@ -99,7 +100,39 @@ def test_a_keyword_that_does_not_exist_is_refused_with_the_one_that_was_meant():
         EShampoo(parameters([torch.ones(2)]), lamb=True)
 
 
-@pytest.mark.parametrize("key", ["frequncy", "freq", "max_dims", "variant"])
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "epsilon": "eps",
+    "momentum": "betas[0]",
+    "precondition_frequency": "frequency",
+    "max_preconditioner_dim": "max_dim",
+}
+
+
+@pytest.mark.parametrize(("theirs", "ours"), ELSEWHERE.items())
+def test_a_name_of_other_optimizers_is_refused_with_ours(theirs, ours):
+    (p,) = parameters([torch.ones(2, 2)])
+    with pytest.raises(TypeError, match=rf"{theirs!r}: did you mean {re.escape(repr(ours))}\?"):
+        EShampoo([p], **{theirs: 1})
+    with pytest.raises(ValueError, match=rf"{theirs!r}, .*did you mean {re.escape(repr(ours))}\?"):
+        EShampoo([{"params": [p], theirs: 1}])
+
+
+def test_a_name_of_other_optimizers_may_be_a_keyword_or_mean_nothing():
+    (p,) = parameters([torch.ones(2, 2)])
+    assert Muon([p], momentum=0.5).defaults["momentum"] == 0.5
+    with pytest.raises(TypeError, match="'frequency' belongs to other optimizers"):
+        Muon([p], precondition_frequency=10)
+
+
+def test_a_sixth_argument_by_position_is_refused_with_those_that_have_one():
+    first = "params, lr, betas, eps, weight_decay"
+    with pytest.raises(TypeError, match=f"EShampoo takes only {first} by position"):
+        EShampoo(parameters([torch.ones(2)]), 1e-3, (0.9, 0.99), 1e-8, 0.1, False)
+
+
+@pytest.mark.parametrize("key", ["frequncy", "freq", "max_dims", "variant", "learning_rate"])
 def test_a_misspelt_key_of_a_group_is_refused_and_nothing_changes(key):
     p, q = parameters([torch.ones(3, 3), torch.ones(2)])
     with pytest.raises(ValueError, match=key):
@@ -134,6 +167,12 @@ def test_a_checker_and_help_see_each_class_with_its_own_keywords_and_defaults():
         assert defaults.keys() - own.keys() == {"method"}
         kinds = {p.kind for name, p in list(parameters_.items())[5:]}
         assert kinds == {inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_help_prints_the_keywords_once():
+    text = pydoc.render_doc(EShampoo, renderer=pydoc.plaintext)
+    assert text.count("qr_iterations: int = 10") == 1
+    assert re.search(r"as_published\(params.* frequency: [^=]* = 50, .*\*\*keywords\)", text)
 
 
 def test_full_matrix_adam_refuses_what_is_too_large():

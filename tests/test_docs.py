@@ -4,6 +4,8 @@ import doctest
 import importlib.util
 import inspect
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import eshampoo
 from eshampoo.classes import CLASSES
 
 ROOT = Path(eshampoo.__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 # Modules of the library, its lab and the benchmarks, in every folder, that show an example.
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -78,6 +81,19 @@ def test_the_site_has_twelve_pages_and_twelve_thousand_words():
     assert len(pages) == 12
     assert sum(words(path) for path in pages if path.name not in GENERATED) <= 12_000
     assert words(ROOT / "README.md") <= 600
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    (make demo .*?)  ", README, re.M))
+def test_make_takes_the_build_of_torch_and_the_device_that_readme_names(line, tmp_path):
+    """`make -n` prints what it would do, in a place without an environment."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    words = shlex.split(line)
+    command = [words[0], "-n", *words[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    chosen = dict(word.split("=", 1) for word in words if "=" in word)
+    assert f"-c constraints.txt {chosen.get('TORCH', 'torch')}\n" in done.stdout
+    assert f"--device {chosen.get('DEVICE', 'cpu')} " in done.stdout
 
 
 def test_no_link_is_named_after_a_file():

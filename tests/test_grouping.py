@@ -71,6 +71,75 @@ def test_the_head_can_be_named():
         parameter_groups(model, head="5")
 
 
+class Model(nn.Module):
+    """Layers that are not in the order of their use; nothing but their names and shapes tells."""
+
+    def __init__(self, **layers):
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+
+HEADS = {
+    "by its name, though it is defined first": (
+        lambda: Model(head=nn.Linear(8, 8), body=nn.Linear(8, 8)),
+        ("head", "has the name of a head"),
+    ),
+    "by its outputs, though it is defined first": (
+        lambda: Model(last=nn.Linear(8, 10), qkv=nn.Linear(8, 24), out=nn.Linear(8, 8)),
+        ("last", "has outputs that no layer takes"),
+    ),
+    "by its place": (
+        lambda: Model(net=nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))),
+        ("net.2", "comes last"),
+    ),
+    "alone": (lambda: Model(conv=nn.Conv1d(2, 2, 1), a=nn.Linear(2, 2)), ("a", "is the only")),
+}
+
+
+@pytest.mark.parametrize(("model", "expected"), HEADS.values(), ids=HEADS)
+def test_the_head_is_found(model, expected):
+    layer, why = expected
+    groups = parameter_groups(model())
+    assert names(groups)["head"] == [f"{layer}.weight"]
+    assert f"head      {layer} {why}" in str(groups)
+
+
+def test_it_does_not_guess_between_heads():
+    model = Model(actor=nn.Linear(8, 3), critic=nn.Linear(8, 1), body=nn.Linear(8, 8))
+    with pytest.raises(ValueError, match="which of actor, critic makes the outputs: pass its name"):
+        parameter_groups(model)
+    assert names(parameter_groups(model, head=["actor", "critic"]))["head"] == [
+        "actor.weight",
+        "critic.weight",
+    ]
+    assert "head" not in names(parameter_groups(model, head=()))
+
+
+def test_frozen_parameters_are_left_out():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    groups = parameter_groups(model)
+    assert names(groups) == {"vectors": ["1.bias"], "head": ["1.weight"]}
+    assert "0.weight   3×3    frozen   left out" in str(groups)
+
+
+def test_sides_mean_the_same_for_weights_that_are_stored_the_other_way_round():
+    pytorch_utils = pytest.importorskip("transformers.pytorch_utils")
+    theirs, ours = pytorch_utils.Conv1D(6, 4), nn.Linear(4, 6)  # both have 4 inputs
+    model = Model(theirs=theirs, ours=ours)
+    groups = parameter_groups(model, {"matrices": {"sides": "right", "lr": 0.5}}, head=())
+    assert "stored as inputs × outputs" in str(groups)
+    optimizer = EShampoo(groups)
+    assert {(row.name, row.size) for row in optimizer.basis_report()} == {
+        ("theirs.weight", 4),
+        ("ours.weight", 4),
+    }
+    lrs = [group["lr"] for group in optimizer.param_groups if group["kind"] == "matrices"]
+    assert lrs == [0.5, 0.5]
+    assert len(parameter_groups(model, {"matrices": {"sides": "both"}}, head=())) == 2
+
+
 def test_a_kind_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="norms") as error:
         parameter_groups(nn.Linear(2, 2), {"norms": {}})

@@ -4,15 +4,19 @@ Found by running its `TestOptimRenewed` with our classes (docs/reliability.md).
 """
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
+import torch_names_in
 from keyword_table import METHODS
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 from training import assert_same, feed, parameters, problem, run, trained
+
+from eshampoo import EShampoo
 
 SHAPES = [(4, 3), (3,)]
 STATES = ["EShampoo", "Shampoo"]  # one for each class of state
@@ -83,6 +87,54 @@ def test_it_prints_its_groups(method):
     assert repr(optimizer).startswith(type(optimizer).__name__)
 
 
+def test_it_prints_what_differs_from_the_defaults_of_the_class():
+    p, q, r = parameters([torch.ones(2, 2), torch.ones(2), torch.ones(3)])
+    groups = [{"params": [p, q]}, {"params": [r], "tau": 0.5, "kind": "head"}]
+    lines = repr(EShampoo(groups, weight_decay=0.1)).splitlines()
+    assert lines[1].split(": ", 1)[1] == "2 tensors, lr: 0.001, weight_decay: 0.1"
+    assert (
+        lines[2].split(": ", 1)[1]
+        == "1 tensors, tau: 0.5, kind: head, lr: 0.001, weight_decay: 0.1"
+    )
+    assert "frequency: 50" in repr(EShampoo.as_published([p]))
+
+
+def test_it_prints_many_groups_in_15_lines_and_counts_the_rest():
+    optimizer = EShampoo([{"params": [p]} for p in parameters([torch.ones(2)] * 40)])
+    lines = repr(optimizer).splitlines()
+    assert len(lines) <= 15
+    assert "and 28 more groups" in lines[-2]
+
+
+WAYS_TO_STEP = {
+    "alone": lambda optimizer: optimizer.step(),
+    "with a closure": lambda optimizer: optimizer.step(lambda: 0.0),
+    "with a scheduler": lambda optimizer: scheduled(optimizer).step(),
+    "with hooks": lambda optimizer: hooked(optimizer).step(),
+}
+
+
+def scheduled(optimizer):
+    """A scheduler replaces `step` by a function of its own."""
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    return optimizer
+
+
+def hooked(optimizer):
+    optimizer.register_step_pre_hook(lambda *_: None)
+    return optimizer
+
+
+@pytest.mark.parametrize("step", WAYS_TO_STEP.values(), ids=WAYS_TO_STEP)
+def test_a_warning_points_at_the_line_of_the_user(step):
+    (vector,), (matrix,) = parameters([torch.ones(3)]), parameters([torch.ones(3, 3)])
+    for p, gradient, words in ((vector, 1.0, "nothing here has"), (matrix, torch.nan, "NaN")):
+        p.grad = torch.full_like(p, gradient)
+        with pytest.warns(UserWarning, match=words) as caught:
+            step(EShampoo([p]))
+        assert [warning.filename for warning in caught] == [__file__]
+
+
 def test_hooks_of_all_optimizers_run_around_those_of_one():
     optimizer, params, grads = trained("EShampoo", SHAPES, 1)
     ran = []
@@ -117,3 +169,9 @@ def test_a_group_without_parameters_takes_steps(method):
     optimizer = METHODS[method]([{"params": []}])
     assert optimizer.step() is None
     assert optimizer.state_dict()["state"] == {}
+
+
+def test_torch_has_the_private_names_that_we_use_and_a_version_without_them_is_noticed():
+    folder = Path(torch.__file__).parents[1]
+    assert torch_names_in.missing(lambda file: (folder / file).read_text()) == []
+    assert len(torch_names_in.missing(lambda file: "")) >= 11

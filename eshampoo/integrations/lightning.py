@@ -17,6 +17,7 @@ class LogBases(Callback):
 
     def __init__(self, every: int = 100) -> None:
         self.every = every
+        self.last = 0  # optimizer steps after the last batch
 
     def on_train_batch_end(
         self,
@@ -26,8 +27,9 @@ class LogBases(Callback):
         batch: Any,  # noqa: ANN401
         batch_idx: int,
     ) -> None:
-        """Lightning calls this after every batch."""
-        if trainer.global_step % self.every:
+        """Lightning calls this after every batch; several may make one step of the optimizer."""
+        before, self.last = self.last, trainer.global_step
+        if self.last in (0, before) or self.last % self.every:
             return
         report = BasisReport(
             row

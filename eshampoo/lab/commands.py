@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,12 +15,17 @@ from eshampoo.lab.catalogue import WORKLOADS, setting, workload
 from eshampoo.lab.errors import INTERRUPTED, UserError
 from eshampoo.lab.files import held, made, write_atomic
 from eshampoo.lab.optimizers import Option, check_options, own_memory, parse_option
-from eshampoo.lab.report.compare import comparison_table, group_logs, verdict
+from eshampoo.lab.report.compare import comparison_table, group_logs, time_text, verdict
 from eshampoo.lab.run.checkpoint import discard_checkpoints
 from eshampoo.lab.run.progress import RunDisplay
 from eshampoo.lab.run.runlog import FILE_NAME, Log, find_logs, finished, read_log
 from eshampoo.lab.run.runs import Run
 from eshampoo.lab.run.training import stop_on_signal, train
+
+# What to try after a comparison.
+OWN_MODEL = """Next, with your own model and the rate that you use for AdamW:
+    from eshampoo import EShampoo
+    optimizer = EShampoo(model.named_parameters(), lr=3e-4)"""
 
 
 def perform(known: argparse.Namespace, rest: Sequence[str], typed: Sequence[str]) -> int:
@@ -198,6 +204,8 @@ def compare(known: argparse.Namespace, command: str, console: Console) -> int:
     logs = [read_log(out / FILE_NAME) for _, out in placed]
     show(logs, console)
     write_report(logs, directory, console)
+    console.print(time_text(group_logs(logs)))
+    console.print(OWN_MODEL)
     return 0
 
 
@@ -205,7 +213,9 @@ def show(logs: Sequence[Log], console: Console) -> None:
     """Show the comparison table and the verdict."""
     groups = group_logs(logs)
     columns, rows = comparison_table(groups)
-    table = Table(*columns, title=f"{logs[0].run.workload}, {logs[0].run.steps} steps")
+    title = f"{logs[0].run.workload}, {logs[0].run.steps} steps"
+    table = Table(*columns, title=title, box=SIMPLE, padding=0)  # fits into 80 columns
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for cells in rows:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import validate
-from ..math.linalg import means
+from ..math.linalg import means, mode_product
 from ..options import ADAM_KEYS, RULES
 from .bucket import Bucket, entries
 from .dtensor import gathered, held_piece, is_sharded, like_parameter, local
@@ -59,6 +59,31 @@ def state_dict_of(groups: Sequence[Mapping[str, Any]], stored: Entries) -> dict[
         packed_groups.append({**plain, "params": [numbers[p] for p in group["params"]]})
     state = {number: stored[p] for p, number in numbers.items() if p in stored}
     return {"state": state, "param_groups": packed_groups}
+
+
+def to_adam(buckets: Sequence[Bucket]) -> Entries:
+    """AdamW's entries: M, and for D the diagonal of Q D Qᵀ, which is D times the squares of Q."""
+    stored = collect([bucket for bucket in buckets if bucket.elementwise])
+    for bucket in [bucket for bucket in buckets if not bucket.elementwise]:
+        s, D = bucket.state, bucket.state.named().get("exp_avg_sq")
+        if D is None:
+            validate.refuse_adam(bucket.method.name)
+        M, D = s.exp_avg.to(D.dtype), D.expand(s.exp_avg.shape)
+        for mode, Q in s.frames[1].items() if s.rotated and bucket.blocks else ():
+            M, D = mode_product(M, Q, mode), mode_product(D, Q.square(), mode)
+        steps = bucket.route.collect(s.step, small=True)
+        for name, stack in (("exp_avg", M), ("exp_avg_sq", D)):
+            for p, rows in bucket.route.collect(stack, small=True).items():
+                entry = stored.setdefault(p, {"step": steps[p].max()})
+                whole = entry.setdefault(name, rows.new_zeros(p.shape))
+                for number, row in zip(bucket.numbers[p], rows, strict=True):
+                    block = bucket.route.blocks[number]
+                    block.of(whole).copy_(row.view(block.view_shape))
+    for p, entry in stored.items():
+        held = {name: held_piece(entry[name], p) for name in ("exp_avg", "exp_avg_sq")}
+        held = {n: like_parameter(v, p) if is_sharded(p) else v for n, v in held.items()}
+        stored[p] = {"step": entry["step"].clamp(min=0), **held}
+    return stored
 
 
 # -------------------------------------------------------------------- in, without any change

@@ -6,7 +6,9 @@ import re
 
 import made_data
 import pytest
+import torch
 
+from eshampoo import EShampoo
 from eshampoo.lab import catalogue
 from eshampoo.lab.cli import main
 from eshampoo.lab.report.compare import group_logs, verdict
@@ -44,6 +46,16 @@ def test_compare_ends_with_a_table_a_verdict_and_a_page(compared, capsys):
     assert page.count("<img") == 2 + 3
     assert "eshampoo compare digits-vit" in page
     assert not list(compared.rglob("*.pt"))
+
+
+def test_compare_says_where_the_time_went_and_what_to_try_next(tmp_path, capsys):
+    words = ["compare", "digits-vit", "--optimizers", "adamw", "--seeds", "1", *SHORT]
+    assert main([*words, "--out", str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("Where the time went: AdamW ") for line in lines)
+    scope = {"model": torch.nn.Linear(3, 2)}
+    exec("\n".join(line.strip() for line in lines[-2:]), scope)
+    assert type(scope["optimizer"]) is EShampoo
 
 
 def test_report_is_made_again_from_the_logs_alone(compared, capsys):

@@ -1,9 +1,10 @@
 """What `get_optimizer_state_dict` returns, `set_optimizer_state_dict` takes, in every form."""
 
 import pytest
+import torch
 import torch.distributed as dist
 from one_process import EXACT, require, sharded
-from problems import STEPS, make, optimizer, reference, train
+from problems import STEPS, full, make, optimizer, reference, train
 from saves import HALF
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -72,3 +73,19 @@ def test_a_flat_state_says_nothing_of_frozen_parameters_and_loads(world):
     fresh = optimizer("EShampoo", model.named_parameters())
     set_optimizer_state_dict(model, fresh, state, options=options)
     assert [float(fresh.state[p]["step"].max()) for p in (model.norm.weight,)] == [4.0]
+
+
+@pytest.mark.ranks(2)
+def test_adamw_goes_on_from_sharded_parameters_as_in_one_process(world):
+    model, alone = sharded(make(), world.mesh()), make()
+    ours, single = (optimizer("EShampoo", net.named_parameters()) for net in (model, alone))
+    train(model, ours, range(HALF), world.rank, world.size)
+    train(alone, single, range(HALF))
+    adamw = torch.optim.AdamW(model.parameters())
+    adamw.load_state_dict(ours.adamw_state_dict())
+    expected = torch.optim.AdamW(alone.parameters())
+    expected.load_state_dict(single.adamw_state_dict())
+    train(model, adamw, range(HALF, STEPS), world.rank, world.size)
+    train(alone, expected, range(HALF, STEPS))
+    for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(full(p), q, rtol=0, atol=EXACT, msg=name)

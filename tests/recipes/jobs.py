@@ -148,6 +148,24 @@ def lightning_logs(folder):
     assert sent[-1] == (40, trainer.optimizers[0].basis_report().scalars())
 
 
+def lightning_logs_steps(folder):
+    """With accumulation, and when it continues, it logs once per interval of optimizer steps."""
+    from lightning.pytorch import Trainer
+
+    from eshampoo.integrations.lightning import LogBases
+
+    trained = module("train_lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    quiet |= {"default_root_dir": folder, "enable_checkpointing": False}
+    sent, callback = [], LogBases(every=2)
+    for _ in range(2):  # a second run starts to count again
+        trainer = Trainer(accumulate_grad_batches=2, max_steps=4, callbacks=[callback], **quiet)
+        trainer.logger.log_metrics = lambda metrics, step: sent.append((step, metrics))
+        trainer.fit(trained.Automatic(), trained.loader())
+    assert [step for step, metrics in sent if "basis/checks" in metrics] == [2, 4, 2, 4]
+
+
 def lightning_resumes(folder):
     trained = module("train_lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -281,6 +299,37 @@ def titan_container(folder):
     assert trained.train(model, container, 20, 40) == expected
 
 
+# Averages of the weights --------------------------------------------------------------------------
+
+
+def averaging_resumes(folder):
+    """An average of the weights is better than the last weights, and resumes bit for bit."""
+    trained = module("train_averaging")
+    through, stopped, resumed = trained.Run(), trained.Run(), trained.Run()
+    through.train(0, 200)
+    stopped.train(0, 100)
+    torch.save(stopped.state_dict(), folder / "checkpoint.pt")
+    resumed.load_state_dict(torch.load(folder / "checkpoint.pt", weights_only=True))
+    resumed.train(100, 200)
+    same(weights(through.model), weights(resumed.model))
+    same(weights(through.averaged), weights(resumed.averaged))
+    assert trained.evaluate(through.averaged) < trained.evaluate(through.model)
+
+
+def schedulefree_resumes(folder):
+    trained = module("train_schedulefree")
+    model, optimizer = trained.make()
+    trained.train(model, optimizer, 0, 20)
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(saved, folder / "checkpoint.pt")
+    expected = trained.train(model, optimizer, 20, 40)
+    model, optimizer = trained.make()
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    assert trained.train(model, optimizer, 20, 40) == expected
+
+
 # torchao ------------------------------------------------------------------------------------------
 
 
@@ -317,7 +366,16 @@ ALONE = {
     "train_lightning": example("train_lightning"),
     "lightning_resumes": lightning_resumes,
     "lightning_logs": lightning_logs,
+    "lightning_logs_steps": lightning_logs_steps,
     "train_timm": example("train_timm"),
+    "train_nanogpt": example("train_nanogpt", "--backend", "aot_eager"),
+    "train_averaging": example("train_averaging"),
+    "averaging_resumes": averaging_resumes,
+    "train_schedulefree": example("train_schedulefree"),
+    "schedulefree_resumes": schedulefree_resumes,
+    "train_pinn": example("train_pinn"),
+    "train_convnet": example("train_convnet"),
+    "train_trl": example("train_trl"),
 }
 ON_TWO_RANKS = {
     "ddp_resumes": stops_and_resumes("train_ddp"),

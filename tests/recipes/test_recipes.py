@@ -30,6 +30,8 @@ NEEDS = {  # by a part of a job's name
     "lightning": "lightning",
     "timm": "timm",
     "titan_container": "torchtitan",
+    "schedulefree": "schedulefree",
+    "trl": "trl",
 }
 
 

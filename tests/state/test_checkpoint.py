@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from keyword_table import METHODS
-from training import assert_same, parameters, problem, run, snapshot, through_a_file, trained
+from training import (
+    assert_close,
+    assert_same,
+    parameters,
+    problem,
+    run,
+    snapshot,
+    through_a_file,
+    trained,
+)
 
-from eshampoo import SOAP, EShampoo, FullMatrixAdam, KLShampoo, Shampoo, schedules
+from eshampoo import SOAP, EShampoo, FullMatrixAdam, KLShampoo, Muon, Shampoo, schedules
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SHAPES = [(4, 4), (4, 4), (6,), (3, 3, 3), (), (7, 5), (0, 3)]
@@ -206,6 +215,81 @@ def test_an_adamw_state_continues_in_soap_and_in_grafted_shampoo():
         assert torch.equal(optimizer.state[params[0]]["exp_avg"].view(4, 4), state["exp_avg"])
         run(optimizer, params, grads[6:])
         assert not torch.equal(expected, params[0].detach())
+
+
+CUTS = [{}, {"max_dim": 2}, {"merge_dims": True}, {"state": "lean"}, {"pieces": 2}]
+
+
+@pytest.mark.parametrize("options", CUTS, ids=str)
+def test_before_the_first_basis_adamw_continues_exactly(options):
+    """Blocks, convolutions and vectors come back in the shapes of their parameters."""
+    shapes = [(4, 6), (4, 3, 2, 2), (6,), ()]
+    tensors, grads = problem(shapes, 16)
+    params, twins = parameters(tensors), parameters(tensors)
+    keywords = {"lr": 3e-3, "betas": (0.8, 0.9), "eps": 1e-5, "weight_decay": 0.2}
+    optimizer = EShampoo(params, frequency=50, rms=None, **keywords, **options)
+    adamw, expected = torch.optim.AdamW(params), torch.optim.AdamW(twins, **keywords)
+    run(optimizer, params, grads[:8])
+    run(expected, twins, grads[:8])
+    adamw.load_state_dict(through_a_file(optimizer.adamw_state_dict()))
+    run(adamw, params, grads[8:])
+    run(expected, twins, grads[8:])
+    assert_close(params, twins, 1e-6 if options.get("state") == "lean" else 1e-14)
+
+
+def test_adamw_goes_on_from_momentum_rotated_back_and_the_diagonal_of_the_second_moment():
+    (tensor,), grads = problem([(5, 4)], 12)
+    params = parameters([tensor])
+    optimizer = EShampoo(params, frequency=1, tau=0.0, beta3=0.7)
+    run(optimizer, params, grads)
+    entry = {name: value[0] for name, value in optimizer.state[params[0]].items()}
+    L, R, D = entry["basis_0"], entry["basis_1"], entry["exp_avg_sq"]
+    whole = torch.kron(L, R)
+    diagonal = (whole @ torch.diag(D.flatten()) @ whole.T).diagonal().view(5, 4)
+    exported = optimizer.adamw_state_dict()
+    assert_close(exported["state"][0]["exp_avg"], L @ entry["exp_avg"] @ R.T)
+    assert_close(exported["state"][0]["exp_avg_sq"], diagonal)
+    assert exported["state"][0]["step"].item() == 12
+    assert exported["param_groups"][0]["betas"] == (0.9, 0.7)  # D was averaged with β3
+    adamw = torch.optim.AdamW(params)
+    adamw.load_state_dict(exported)
+    run(adamw, params, grads)
+    again = EShampoo(params)
+    again.load_state_dict(adamw.state_dict())  # and back
+
+
+@pytest.mark.parametrize("optimizer_class", [SOAP, Shampoo])
+def test_adamw_goes_on_from_soap_and_from_grafted_shampoo(optimizer_class):
+    tensors, grads = problem([(4, 4), (5,)], 6)
+    params = parameters(tensors)
+    optimizer = optimizer_class(params, frequency=2)
+    adamw = torch.optim.AdamW(params)
+    adamw.load_state_dict(optimizer.adamw_state_dict())  # before the first step, too
+    run(optimizer, params, grads)
+    adamw.load_state_dict(optimizer.adamw_state_dict())
+    run(adamw, params, grads)
+    assert all(p.isfinite().all() for p in params)
+
+
+def test_adamw_starts_frozen_parameters_afresh_and_keeps_keys_of_other_tools():
+    p, q = parameters([torch.ones(3, 3), torch.ones(3, 3)])
+    q.requires_grad_(False)
+    optimizer = EShampoo([{"params": [p, q], "lr_scale": 0.5}], record=True)
+    run(optimizer, [p], [[torch.ones(3, 3)]])
+    exported = optimizer.adamw_state_dict()
+    assert exported["state"].keys() == {0}
+    adamw = torch.optim.AdamW([p, q])
+    adamw.load_state_dict(exported)
+    run(adamw, [p], [[torch.ones(3, 3)]])
+    known = {*torch.optim.AdamW([p]).param_groups[0], "lr_scale"}
+    assert adamw.param_groups[0].keys() == known
+
+
+@pytest.mark.parametrize("optimizer_class", [KLShampoo, Muon])
+def test_a_method_without_a_second_moment_has_nothing_for_adamw(optimizer_class):
+    optimizer = optimizer_class(parameters([torch.ones(3, 3)]))
+    with pytest.raises(ValueError, match="without a second moment"):
+        optimizer.adamw_state_dict()
 
 
 # What is refused ----------------------------------------------------------------------------------

@@ -147,6 +147,16 @@ def versus_adamw(best: Group, groups: Sequence[Group]) -> str:
     )
 
 
+def time_text(groups: Sequence[Group]) -> str:
+    """Say where the time of each optimizer's runs went."""
+    shares = [
+        f"{group.label} {share:.0%} in the optimizer, {1 - share:.0%} in gradients and data"
+        for group in sorted(groups, key=lambda group: group.mean("final_loss"))
+        if math.isfinite(share := group.mean("optimizer_share"))
+    ]
+    return f"Where the time went: {'; '.join(shares)}. Larger batches lower the optimizer's share."
+
+
 def value_text(group: Group) -> str:
     """Write mean and spread of the final loss."""
     mean, spread = group.mean("final_loss"), group.spread("final_loss")

@@ -12,6 +12,7 @@ from eshampoo.lab.report.compare import (
     first_reached,
     group_logs,
     smooth,
+    time_text,
     verdict,
 )
 from eshampoo.lab.run.runlog import Log
@@ -107,3 +108,11 @@ def test_the_table_shows_cpu_seconds_where_every_run_has_them():
     assert "CPU time" not in columns
     assert {len(row) for row in rows} == {len(columns)}
     assert comparison_table([])[1] == []
+
+
+def test_it_says_where_the_time_went():
+    groups = group_logs([made_log("adamw", 0, 0.9), made_log("soap", 0, 0.8)])
+    share = groups[0].mean("optimizer_share")
+    text = time_text(groups)
+    assert f"AdamW {share:.0%} in the optimizer, {1 - share:.0%} in gradients and data" in text
+    assert text.index("SOAP") < text.index("AdamW")
