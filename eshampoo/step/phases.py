@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
 from ..math.lean import average_rounded_, average_triangle_
 from ..math.linalg import (
@@ -29,7 +30,6 @@ from ..math.linalg import (
     along,
     average_,
     average_gram_,
-    diagonal,
     means,
     polar_factor,
     rotate_,
