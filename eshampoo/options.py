@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from . import validate
-from .checks import Every, WhenNew, when_new
+from .checks import is_new
 from .math.solvers import Solver
 from .validate import Rule, one_of, or_none
 
@@ -310,11 +310,11 @@ class Options(
         """α as a number, or as a tensor without dimensions."""
         return self.lr.view(()) if isinstance(self.lr, Tensor) else self.lr
 
-    @cached_property
-    def checks_at(self) -> Every | WhenNew:
-        """Whether the optimizer evaluates the criterion at step t."""
-        F = self.frequency
-        return when_new(self.betas[1], self.novelty) if F == "auto" else Every(F)
+    def checks_at(self, step: int, offset: float = 0.0) -> bool:
+        """Whether the criterion of a block with this offset is evaluated at step t."""
+        if self.frequency == "auto":
+            return is_new(self.betas[1], self.novelty, step, offset)
+        return step % self.frequency == 0
 
     @cached_property
     def has_graft_moment(self) -> bool:

@@ -8,7 +8,6 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import chain
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
 
@@ -156,23 +155,15 @@ SWITCHES: Mapping[str, Rule] = {
 
 def check_contradictions(o: "Options") -> None:
     """Refuse values that contradict each other."""
-    both = "contradict each other"
-    for names, contradicts, why in (
-        (("rms", "graft"), o.rms and o.graft, "both set the size; leave one of them at None"),
-        (
-            ("sides", "vectors"),
-            o.sides != "both" and o.vectors == "full",
-            f"{both}; set sides='both'",
-        ),
-        (
-            ("moment", "correction"),
-            o.moment != "entry" and o.correction == "optimal",
-            f"{both}; set moment='entry' or correction='naive'",
-        ),
-    ):
-        if contradicts:
-            values = " and ".join(f"{name}={getattr(o, name)!r}" for name in names)
-            raise ValueError(f"{values} {why}")
+    if o.rms and o.graft:
+        raise ValueError(
+            f"rms={o.rms!r} and graft={o.graft!r} both set the size; leave one of them at None"
+        )
+    if o.moment != "entry" and o.correction == "optimal":
+        raise ValueError(
+            f"moment={o.moment!r} and correction={o.correction!r} contradict each other; "
+            "set moment='entry' or correction='naive'"
+        )
 
 
 def check_switches(values: Mapping[str, Any]) -> None:
@@ -190,14 +181,16 @@ def misspelt(key: str, own: Collection[str], of_others: Collection[str]) -> str 
     return f"did you mean {close[0]!r}?" if close else None
 
 
-def check_shaping(now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+def check_shaping(now: Iterable["Options"], before: Iterable["Options"]) -> None:
     """Refuse a change of options that would need a state with other shapes."""
-    for key, value in now.items():
-        if value != before[key]:
-            raise ValueError(
-                f"{key} is {value!r} now but was {before[key]!r} when the state was laid out; "
-                "the shapes of the state depend on it: set it back, or build a new optimizer"
-            )
+    for o, old in zip(now, before, strict=True):
+        for key, value in o.shaping.items():
+            if value != old.shaping[key]:
+                raise ValueError(
+                    f"{key} is {value!r} now but was {old.shaping[key]!r} when the state was laid "
+                    "out; the shapes of the state depend on it: set it back, or build a new "
+                    "optimizer"
+                )
 
 
 # -------------------------------------------------------------------- parameters
@@ -215,16 +208,18 @@ def check_params(params: Iterable[Tensor], names: Mapping[Tensor, str]) -> None:
 
 
 def check_successors(
-    before: Sequence[Sequence[Size]], now: Sequence[Sequence[Tensor]], names: Mapping[Tensor, str]
+    known: list[int],  # how many parameters the param groups had, and have
+    sizes: list[int],
+    looks: Iterable[tuple[Size, Any, Any]],  # their shapes, dtypes and devices
+    now: Iterable[Tensor],
+    names: Mapping[Tensor, str],
 ) -> None:
     """Refuse tensors in the param groups that cannot take over the state of those before them."""
-    sizes, known = [len(group) for group in now], [len(group) for group in before]
     faults = [f"the param groups have {sizes} parameters now and had {known}"]
     if sizes == known:
-        pairs = zip(chain(*before), chain(*now), strict=True)
         faults = [
             f"{called(q, names)} has taken the place of a tensor of shape {tuple(shape)}"
-            for shape, q in pairs
+            for (shape, *_), q in zip(looks, now, strict=True)
             if q.shape != shape
         ]
     for fault in faults:
@@ -256,7 +251,13 @@ def check_copyable(teams: Collection[object]) -> None:
 def check_block(
     p: Tensor, shape: tuple[int, ...], o: "Options", names: Mapping[Tensor, str], limit: int
 ) -> None:
-    """Refuse a block that an option has no meaning, or no memory, for."""
+    """Refuse a block that an option has no meaning, or no memory, for, or no equal pieces."""
+    rows = p.shape[o.batch_dims]
+    if rows % o.pieces != 0:
+        raise ValueError(
+            f"pieces={o.pieces} does not divide dimension 0 of the matrices of {called(p, names)}, "
+            f"{rows}: give the parameter a group of its own"
+        )
     if o.moment == "row" and len(shape) == 1:
         raise ValueError(
             f"moment='row' needs rows, and {called(p, names)} has a block of one mode, {shape}. "
@@ -266,15 +267,6 @@ def check_block(
         raise ValueError(
             f"correction='optimal' takes blocks of at most {limit} elements, and {called(p, names)}"
             f" has one of shape {shape}. Lower max_dim, or use 'basis_aware'"
-        )
-
-
-def check_pieces(p: Tensor, shape: Sequence[int], pieces: int, names: Mapping[Tensor, str]) -> None:
-    """Refuse a matrix that cannot be cut into equal pieces."""
-    if shape[0] % pieces != 0:
-        raise ValueError(
-            f"pieces={pieces} does not divide dimension 0 of the matrices of {called(p, names)}, "
-            f"{shape[0]}: give the parameter a group of its own"
         )
 
 

@@ -119,8 +119,8 @@ class Exchange:
         self.positions_in = positions_of(self.gradients.expected)
         self.positions_out = positions_of(self.updates.sent)
         # During a step:
-        self.arrived: tuple[Tensor, Tensor] | None = None  # gradients, and which blocks have one
-        self.kept: tuple[Tensor, Tensor] | None = None  # updates, and which blocks move
+        # Gradients and which blocks have one; then, part by part, updates and which blocks move.
+        self.arrived: tuple[Tensor, Tensor] | None = None
         self.sent = False  # whether the updates have left
 
     def _sends(self, boxes: Mapping[Tensor, list[Box]]) -> tuple[list[Send], list[Send]]:
@@ -148,7 +148,7 @@ class Exchange:
 
     def send_gradients(self, vote: bool) -> None:
         """Send off the pieces of the gradients that this rank holds."""
-        self.arrived, self.kept, self.sent = None, None, False
+        self.arrived, self.sent = None, False
         grads = {p: None if p.grad is None else local(p.grad) for p, _ in self.grads_out}
         held = [
             torch.zeros_like(local(p)[box]) if (g := grads[p]) is None else g[box]
@@ -166,7 +166,7 @@ class Exchange:
     def _receive(self) -> tuple[Tensor, Tensor]:
         """Wait for the gradients from other ranks, and lay them out as a stack."""
         if self.arrived is None:
-            G = self._stack()
+            G = self.like.new_empty(len(self.mine), *self.blocks[0].shape)
             pieces, flags = self.gradients.receive()
             for row, piece in zip(self._in_stack(G, self.grads_in), pieces, strict=True):
                 row.copy_(piece)
@@ -175,19 +175,9 @@ class Exchange:
             self.arrived = G, missing == 0
         return self.arrived
 
-    def _stack(self) -> Tensor:
-        return self.like.new_empty(len(self.mine), *self.blocks[0].shape)
-
-    def _updates(self) -> tuple[Tensor, Tensor]:
-        """Room for the updates of the blocks that this rank owns, and for which of them move."""
-        if self.kept is None:
-            moves = torch.empty(len(self.mine), dtype=torch.bool, device=self.like.device)
-            self.kept = self._stack(), moves
-        return self.kept
-
     def deliver_(self, part: Part, decay: float) -> None:
-        """Keep updates until they leave; the ranks that hold the parameters apply the decay."""
-        updates, moves = self._updates()
+        """Keep updates, in place of gradients, until they leave; who holds W applies the decay."""
+        updates, moves = self._receive()
         scale_(part.G, part.c.minus_lr, part.c.moves)
         updates[part.start : part.stop] = part.G
         moves[part.start : part.stop] = part.c.moves.squeeze(1)
@@ -196,11 +186,10 @@ class Exchange:
         """Send the updates to the ranks that hold the parameters."""
         if self.sent:
             return
-        self._receive()
-        updates, moves = self._updates()
+        updates, moves = self._receive()
         leaving = self._in_stack(updates, self.updates_out)
         self.updates.send(leaving, moves[self.positions_out])
-        self.sent, self.arrived, self.kept = True, None, None
+        self.sent, self.arrived = True, None
 
     def apply_updates_(self, decay: float | Tensor) -> None:
         """Add the updates that arrive, and −decay · W, to what this rank holds of W."""

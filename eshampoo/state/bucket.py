@@ -2,19 +2,18 @@
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 
 import torch
 from torch import Tensor
 
-from ..math.lean import like_storage
 from ..methods import Method
 from ..options import Options
 from ..sides import no_side
 from .blocks import blocks_at_once, by_parameter
 from .route import Part, Route
-from .state import RootedState, RotatedState
+from .state import State
 
 # How many checks of a factor are remembered with record=True.
 HISTORY = 1000
@@ -54,10 +53,6 @@ class Counters:
             if self.shape[1] > 0
         }
 
-    def checked(self, position: int) -> bool:
-        """Whether the block has a basis: before its first check, Shampoo's graft works alone."""
-        return self.checks[position * self.shape[1]] > 0
-
     def remember(self, entry: int, check: tuple[int, float, bool]) -> None:
         """Add (step, criterion, computed?) to the bounded history of a factor."""
         self.history.setdefault(entry, deque(maxlen=HISTORY)).append(check)
@@ -84,8 +79,8 @@ class Bucket:
         # Whole parameters under element-wise Adam: their state has the layout of the parameter.
         self.elementwise = method.sides is no_side
         self.blocks = [route.blocks[number] for number in route.mine]
-        count, kind = len(self.blocks), RotatedState if method.rotated else RootedState
-        self.state = kind.zeros(method, options, count, shape, modes, like)
+        count = len(self.blocks)
+        self.state = State.zeros(method, options, count, shape, modes, like)
         self.counters = Counters(count, len(modes))
         # How many calls of step() and observe() each block has seen, as far as the host knows. The
         # device does not count skipped gradients, so the host may be ahead until it reads.
@@ -119,15 +114,11 @@ class Bucket:
         """
         return name + self.suffixes.get(p, "")
 
-    def reset_(self, run: slice = slice(None)) -> None:
-        """Take some blocks back to the state before their first gradient."""
+    def reset_(self) -> None:
+        """Take all blocks back to the state before their first gradient."""
         for stack in self.named().values():
-            stack[run].zero_()
-        self.state.step[run] = float(self.method.start)
-        for by_mode in (self.state.bases, self.state.roots):
-            for mode, stack in by_mode.items():
-                eye = torch.eye(self.shape[mode], dtype=stack.dtype, device=stack.device)
-                stack[run] = like_storage(eye.unsqueeze(0), stack)
+            stack.zero_()
+        self.state.start_at_(self.method.start)
 
     def set_clock(self) -> None:
         """After a write, tell the host t, and tell the state which bases have changed."""
@@ -143,19 +134,19 @@ class Bucket:
         self.counters.history.clear()
 
 
-def entries(bucket: Bucket) -> Iterator[tuple[Tensor, str, Tensor]]:
-    """Per parameter and kind of state: the parameter, the name in `state[p]`, and the view.
+def entries(bucket: Bucket) -> dict[Tensor, dict[str, Tensor]]:
+    """Per parameter, views of its state, under their names in `state[p]`.
 
     Without a basis, the views look like torch's state. A rank that owns no block of a parameter has
     empty views, so all ranks show the same names in the same order.
     """
-    named = bucket.named()
+    named, views = bucket.named(), {}
     for p in bucket.parameters:
         positions = bucket.positions.get(p)
         run = slice(positions[0], positions[-1] + 1) if positions else slice(0)
-        for name, stack in named.items():
-            view = stack[run]
-            if bucket.elementwise:
-                block = bucket.blocks[run.start]
-                view = block.unmerged(view[0]) if view.dim() > 1 else view.view(())
-            yield p, bucket.named_as(name, p), view
+        own = {bucket.named_as(name, p): stack[run] for name, stack in named.items()}
+        if bucket.elementwise:
+            block = bucket.blocks[run.start]
+            own = {n: block.unmerged(x[0]) if x.dim() > 1 else x.view(()) for n, x in own.items()}
+        views[p] = own
+    return views

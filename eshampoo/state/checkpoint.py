@@ -15,7 +15,7 @@ from .. import validate
 from ..math.linalg import means
 from ..options import ADAM_KEYS, RULES
 from .bucket import Bucket, entries
-from .dtensor import gathered, held_piece, is_sharded, like_parameter, local
+from .dtensor import gathered, held_piece, like_parameter, local
 
 # The entries of every parameter, by their names in `state[p]`.
 Entries = dict[Tensor, dict[str, Any]]
@@ -35,9 +35,8 @@ def collect(buckets: Sequence[Bucket]) -> Entries:
         for p in bucket.parameters:
             stored.setdefault(p, {})
         if bucket.elementwise:
-            for p, name, view in entries(bucket):
-                placed = is_sharded(p) and view.dim() > 0
-                stored[p][name] = like_parameter(view.clone(), p) if placed else view.clone()
+            for p, views in entries(bucket).items():
+                stored[p] = {name: like_parameter(view.clone(), p) for name, view in views.items()}
             continue
         counted = bucket.counters.named()
         for name, stack in bucket.named().items():
@@ -145,10 +144,7 @@ def fill_(buckets: Sequence[Bucket], saved: Entries, adam: bool) -> None:
     """
     for bucket in buckets:
         bucket.reset_()
-        views: dict[Tensor, dict[str, Tensor]] = {}
-        for p, name, view in entries(bucket):
-            views.setdefault(p, {})[name] = view
-        for p, own in views.items():
+        for p, own in entries(bucket).items():
             entry = saved.get(p, {})
             if entry and adam and not bucket.elementwise:
                 entry = from_adam(bucket, p, entry)

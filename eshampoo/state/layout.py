@@ -13,7 +13,7 @@ from ..math.solvers import eigh_cost
 from ..methods import Method
 from ..options import Options
 from ..sides import Modes, no_side
-from ..validate import check_block, check_pieces
+from ..validate import check_block
 from .blocks import Block
 from .bucket import Bucket
 from .dtensor import extent, is_sharded, local, whole_box
@@ -47,7 +47,6 @@ def build(
         team = teams.get(p)
         dtype = torch.promote_types(p.dtype, torch.float32)
         if joined:
-            check_pieces(p, p.shape[o.batch_dims :], o.pieces, names)
             blocks, row = cut(p, shape, (joined, modes), o, names), method
         else:
             team = team if is_sharded(p) else None
@@ -98,7 +97,7 @@ def uncut(p: Tensor, team: "Team | None") -> Block:
 def matrix_shape(p: Tensor, o: Options) -> tuple[int, ...]:
     """The shape of each matrix in a parameter, without the dimensions that number them."""
     shape = tuple(p.shape[o.batch_dims :])
-    return (shape[0] // o.pieces, *shape[1:]) if shape else shape
+    return (-(-shape[0] // o.pieces), *shape[1:]) if shape else shape
 
 
 def cut(

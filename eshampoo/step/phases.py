@@ -219,7 +219,7 @@ def observe_(
     s: State, G: Tensor, c: Coefficients, o: Options, row: "Method", factors_see: bool = True
 ) -> None:
     """G ← G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ with it (Eq. ema-shampoo-practical)."""
-    if s.rotated:
+    if not s.roots:
         rotate_(G, *s.frames)
     if not factors_see or not s.factors:
         return
@@ -334,11 +334,8 @@ def divide_by_moment_(
     """
     beta3, start = o.beta_scale, 0
     for M_c, D_c, G_c in chunks(s.exp_avg, D, G):
-        if M_c.dtype == G_c.dtype:
-            M_c.lerp_(G_c, c.share1)
-        else:
-            M_c = average_rounded_(M_c, G_c, c.share1, s.step, start)
-            start += M_c.shape[1]
+        M_c = average_momentum_(M_c, G_c, c.share1, s.step, start)
+        start += G_c.shape[1]
         root = G_c.square()
         if averaged:
             D_c.lerp_(root, c.share3) if beta3 < 1 else D_c.addcmul_(root, c.share3)
@@ -364,7 +361,7 @@ def chunks(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def momentum_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
     """M/(1−β1^t): D^{-p} with D = λ_L ⊗ λ_R is in the cached roots."""
-    M = average_momentum_(s, G, c.share1)
+    M = average_momentum_(s.exp_avg.flatten(1), G.flatten(1), c.share1, s.step)
     return (look_ahead(M, G.flatten(1), o) / c.bias1).view_as(G)
 
 
@@ -396,18 +393,16 @@ def by_sum_of_sides_(s: State, G: Tensor, c: Coefficients, o: Options, p: float)
 
 def polar_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
     """0.2 √max(m, n) · polar(M), M ← μM + (1−μ)G, in place of G; M looks ahead with nesterov."""
-    M = average_momentum_(s, G, share(o.momentum, c.moves)).view_as(G)
+    newest = share(o.momentum, c.moves)
+    M = average_momentum_(s.exp_avg.flatten(1), G.flatten(1), newest, s.step).view_as(G)
     M = torch.lerp(G, M, o.momentum) if o.nesterov else M
     size = ADAMW_RMS * math.sqrt(max(G.shape[1:]))
     return torch.mul(polar_factor(M, o.ns_steps), size, out=G)
 
 
-def average_momentum_(s: State, G: Tensor, share1: Tensor) -> Tensor:
-    """M ← β1 M + (1−β1) G, returned flat and as it is before rounding."""
-    M, G = s.exp_avg.flatten(1), G.flatten(1)
-    if M.dtype == G.dtype:
-        return M.lerp_(G, share1)
-    return average_rounded_(M, G, share1, s.step)
+def average_momentum_(M: Tensor, G: Tensor, share1: Tensor, t: Tensor, start: int = 0) -> Tensor:
+    """M ← β1 M + (1−β1) G, for the entries from `start` on; returned as it is before rounding."""
+    return M.lerp_(G, share1) if M.dtype == G.dtype else average_rounded_(M, G, share1, t, start)
 
 
 def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:

@@ -46,10 +46,8 @@ class Check:
     state: State  # with Λ̂ for factors
     mode: int
     initial: bool  # the first basis of a method that starts with one: eigh, columns descending
-    due: list[int] = field(default_factory=list)  # blocks whose basis is to be computed
-    thresholds: list[float] = field(default_factory=list)  # τ of each
+    due: dict[int, float] = field(default_factory=dict)  # blocks that get a new basis, and their τ
     renewed: list[int] = field(default_factory=list)  # blocks that get a new inverse root
-    seen: list[int] = field(default_factory=list)  # blocks whose criterion was looked at
 
     def entry(self, position: int) -> int:
         """The entry of this factor of a block in the counters."""
@@ -85,8 +83,6 @@ def refresh_(tasks: "Sequence[Task]") -> tuple[list[Failure], list[Tensor]]:
     for check in checks:
         if check.renewed and check.state.roots:
             _renew_root_(check)
-        for position in check.seen:
-            check.task.bucket.counters.checks[check.entry(position)] += 1
     return failures, skipped
 
 
@@ -151,12 +147,11 @@ def _plan_(
             due = wanted and (o.budget is None or _has_credit(check, entry, o.budget, t))
             counters.waited[entry] += wanted - due
             if due:
-                check.due.append(position)
-                check.thresholds.append(tau)
+                check.due[position] = tau
             # The first check gives a block its first root, even if it keeps Q = I as the basis.
             if due or o.eigenvalues == "fresh" or counters.checks[entry] == 0:
                 check.renewed.append(position)
-            check.seen.append(position)
+            counters.checks[entry] += 1
             counters.criterion[entry] = value
             if o.record:
                 counters.remember(entry, (t, value, due))
@@ -186,7 +181,7 @@ def _has_credit(check: Check, entry: int, budget: float, t: int) -> bool:
 def _solve_(same: Sequence[Check]) -> list[Failure]:
     """Solve for the due factors of one size, some at a time, and carry out the changes found."""
     members = [(check, position) for check in same for position in check.due]
-    thresholds = [tau for check in same for tau in check.thresholds]
+    thresholds = [tau for check in same for tau in check.due.values()]
     o, step = same[0].task.options, same[0].state.step
     size = same[0].task.bucket.shape[same[0].mode] ** 2 * step.element_size()
     count = blocks_at_once(size, step.device) if len(members) > 1 else 1
@@ -227,7 +222,7 @@ def _change_(check: Check, run: slice, change: Change) -> None:
     state = check.state.narrow(run.start, run.stop)
     pairs = changed(state, mode, change, check.task.options)
     # The G̃ that wait for this basis turn along.
-    for part in check.task.waiting if state.rotated else ():
+    for part in () if state.roots else check.task.waiting:
         start, stop = max(run.start, part.start), min(run.stop, part.stop)
         if start < stop:
             here = _narrowed(change, start - run.start, stop - run.start)
@@ -258,7 +253,7 @@ def changed(s: State, mode: int, change: Change, o: Options) -> list[tuple[Tenso
     kept = change.factor if factor.dim() == 3 else pack(change.factor)
     pairs = [(Q, rotate_mode(Q.to(s.step.dtype), 1, V, subset))]
     pairs += [(s.has_basis, torch.ones_like(s.has_basis)), (factor, kept)]
-    if s.rotated:
+    if not s.roots:
         M = s.exp_avg
         pairs.append((M, rotate_mode(M.to(s.step.dtype), mode, V, subset)))
     if s.full is not None:

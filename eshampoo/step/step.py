@@ -71,8 +71,7 @@ def plan(call: Statistics, buckets: Sequence[Bucket], options: Sequence[Options]
             at = [i for i, now in enumerate(present) if now and pairs[i] in checked]
             due = {i: o.threshold(clock[i]) if callable(o.tau) else o.tau for i in at}
         # A block that was checked has been observed, so its statistics ignore steps.
-        ignored = call == "step" and observed
-        ignored = ignored and all(map(bucket.counters.checked, range(len(present))))
+        ignored = call == "step" and observed and all(were_checked(bucket, 0, len(present)))
         scope = None if call == "observe" or o.graft is None else o.graft_scope
         scope = None if bucket.elementwise else scope if bucket.several else scope and "block"
         parts = [part for part in bucket.parts if any(present[part.start : part.stop])]
@@ -80,6 +79,12 @@ def plan(call: Statistics, buckets: Sequence[Bucket], options: Sequence[Options]
             Task(bucket, bucket.method, call, o, parts, clock, due, not ignored, scope, len(parts))
         )
     return tasks
+
+
+def were_checked(bucket: Bucket, start: int, stop: int) -> list[bool]:
+    """Which blocks have had their first check: until then, Shampoo's graft works alone."""
+    k = len(bucket.modes)
+    return [checks > 0 for checks in bucket.counters.checks[start * k : stop * k : k]]
 
 
 def take_step(tasks: Sequence[Task]) -> tuple[list[Failure], list[Tensor]]:
@@ -192,8 +197,7 @@ def update_(task: Task, part: Part, compared: list[tuple[Task, Part]]) -> None:
     s, G, o = part.state, part.G, task.options
     part.G = phases.direction_(s, G, part.c, o, task.row)
     if task.graft is not None:
-        checks, modes = task.bucket.counters.checks, len(task.bucket.modes)
-        checked = [checks[position * modes] > 0 for position in range(part.start, part.stop)]
+        checked = were_checked(task.bucket, part.start, part.stop)
         part.G, part.norms = phases.compare(s, G, part.G, part.c, o, checked)
         if task.graft == "parameter":
             compared.append((task, part))
