@@ -159,7 +159,7 @@ class EigenbasisOptimizer(Optimizer):
             stored, wanted = dict(self.state), checkpoint.expected(self._buckets)
             for p in self._shown:
                 if stored.get(p):
-                    checkpoint.check_fit(p, stored[p], wanted[p], names)
+                    validate.check_entries(p, stored[p], wanted[p], names)
         else:
             stored = checkpoint.collect([b for b in self._buckets if not b.state.step.is_meta])
         pairs = zip(chain(*self._params), now, strict=True)

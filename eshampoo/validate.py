@@ -15,11 +15,14 @@ import torch
 from torch import Size, Tensor
 from torch.nn import Parameter
 
+from .state.dtensor import local
+
 if TYPE_CHECKING:
     from .options import Options
     from .state.bucket import Bucket
 
-Shape = tuple[int, ...]
+# The names and shapes of the state of a parameter.
+Shapes = dict[str, tuple[int, ...]]
 
 # Parameter, mode, and how often in a row no basis could be computed for this factor.
 Failure = tuple[Tensor, int, int]
@@ -398,13 +401,15 @@ def refuse_adam(method: str) -> NoReturn:
 
 
 def check_entries(
-    p: Tensor,
-    rows: Sequence[tuple[str, object, Shape | None, Shape | None]],
-    names: Mapping[Tensor, str],
+    p: Tensor, entry: Mapping[str, Any], shapes: Shapes, names: Mapping[Tensor, str]
 ) -> None:
-    """Refuse entries of a state: name, what this rank holds, expected shape, shape found."""
-    for name, value, shape, found in rows:
-        if fault := fault_of(p, name, value, shape, found):
+    """Refuse entries of a state that do not fit or cannot be right."""
+    held = {name: local(value) for name, value in entry.items() if isinstance(value, Tensor)}
+    for name in sorted({*entry, *shapes}):
+        value = entry.get(name)
+        if value is None and name.startswith("norm_sq"):
+            continue  # a state from elsewhere: it starts with the next gradient
+        if fault := fault_of(p, name, value, held.get(name), shapes.get(name)):
             raise ValueError(
                 f"{name!r} in the state of {called(p, names)} {fault}; nothing was changed. Load "
                 "an undamaged file, of the same parameters with the same max_dim, merge_dims, "
@@ -413,27 +418,29 @@ def check_entries(
             )
 
 
-def fault_of(p: Tensor, name: str, value: object, shape: Shape | None, found: Shape | None) -> str:
-    """What is wrong with an entry of a state; "" if nothing is."""
+def fault_of(
+    p: Tensor, name: str, value: object, held: Tensor | None, shape: tuple[int, ...] | None
+) -> str:
+    """What is wrong with an entry of a state; "" if nothing is. A rank looks at what it holds."""
     if shape is None:
         return "is not in the state of this optimizer"
     if name == "step" and 0 <= number(value) < math.inf:
         return ""
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or held is None:
         return "is missing" if value is None else f"is a {type(value).__name__}, not a tensor"
-    if found != shape:
+    if value.shape != shape:
         return f"has the shape {tuple(value.shape)}, which does not fit"
-    if value.layout != torch.strided:
-        return f"has the layout {value.layout}"
-    if name.startswith(COUNTERS) and value.is_floating_point():
-        return f"has the dtype {value.dtype}"
-    if value.numel() == 0 or value.is_meta:
-        return "is on the meta device, without values" if value.is_meta and not p.is_meta else ""
-    least, most = torch.stack(torch.aminmax(value)).tolist()
+    if held.layout != torch.strided:
+        return f"has the layout {held.layout}"
+    if name.startswith(COUNTERS) and held.is_floating_point():
+        return f"has the dtype {held.dtype}"
+    if held.numel() == 0 or held.is_meta:
+        return "is on the meta device, without values" if held.is_meta and not p.is_meta else ""
+    least, most = torch.stack(torch.aminmax(held)).tolist()
     if not (math.isfinite(least) and math.isfinite(most)):
         return "has NaN or Inf"
     limit = -1.0 if name.startswith("step") else 0.0
-    basis = name.startswith("basis_") and value.dim() == 3  # and not a counter
+    basis = name.startswith("basis_") and held.dim() == 3  # and not a counter
     negative = least < limit and name.startswith(("step", *NOT_NEGATIVE)) and not basis
     return "has negative numbers" if negative else ""
 

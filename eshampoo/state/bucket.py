@@ -1,7 +1,7 @@
 """Buckets: blocks of the same shape share one tensor per kind of state."""
 
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from math import prod
 
@@ -33,7 +33,10 @@ class Counters:
             array("q", empty) for _ in range(4)
         )
         self.criterion, self.work, self.spent = (array("d", empty) for _ in range(3))
-        self.history: dict[int, deque[tuple[int, float, bool]]] = {}
+        # With record=True, (step, criterion, computed?) of the last checks of a factor.
+        self.history: defaultdict[int, deque[tuple[int, float, bool]]] = defaultdict(
+            lambda: deque(maxlen=HISTORY)
+        )
 
     def named(self) -> dict[str, Tensor]:
         """The counters under the names that they have in `state[p]`; none without factors."""
@@ -52,10 +55,6 @@ class Counters:
             for name, values in arrays.items()
             if self.shape[1] > 0
         }
-
-    def remember(self, entry: int, check: tuple[int, float, bool]) -> None:
-        """Add (step, criterion, computed?) to the bounded history of a factor."""
-        self.history.setdefault(entry, deque(maxlen=HISTORY)).append(check)
 
 
 class Bucket:

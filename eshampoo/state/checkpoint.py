@@ -15,11 +15,10 @@ from .. import validate
 from ..math.linalg import means
 from ..options import ADAM_KEYS, RULES
 from .bucket import Bucket, entries
-from .dtensor import gathered, held_piece, like_parameter, local
+from .dtensor import gathered, held_piece, like_parameter
 
 # The entries of every parameter, by their names in `state[p]`.
 Entries = dict[Tensor, dict[str, Any]]
-Shapes = dict[str, tuple[int, ...]]
 
 # Group keys that cannot be stored, besides a τ schedule, which is code.
 WITHOUT_CODE = ("process_group",)
@@ -49,11 +48,10 @@ def collect(buckets: Sequence[Bucket]) -> Entries:
 def state_dict_of(groups: Sequence[Mapping[str, Any]], stored: Entries) -> dict[str, Any]:
     """A state as plain data, without code, which the constructor of the next optimizer provides."""
     numbers: dict[Tensor, int] = {}
-    packed_groups, start = [], 0
+    for index, p in enumerate(p for group in groups for p in group["params"]):
+        numbers.setdefault(p, index)
+    packed_groups = []
     for group in groups:
-        for index, p in enumerate(group["params"], start):
-            numbers.setdefault(p, index)
-        start += len(group["params"])
         plain = {k: None if callable(v) or k in WITHOUT_CODE else v for k, v in group.items()}
         packed_groups.append({**plain, "params": [numbers[p] for p in group["params"]]})
     state = {number: stored[p] for p, number in numbers.items() if p in stored}
@@ -95,34 +93,16 @@ def check_saved(
     for p, entry in saved.items():
         if adam:
             wanted[p] = {"step": (), "exp_avg": tuple(p.shape), "exp_avg_sq": tuple(p.shape)}
-        check_fit(p, entry, wanted.get(p, {}), names)
+        validate.check_entries(p, entry, wanted.get(p, {}), names)
     for bucket in buckets if adam else ():
         moments = bucket.state.exp_avg_sq, bucket.state.graft_moment
         if moments == (None, None) and any(p in saved for p in bucket.parameters):
             validate.refuse_adam(bucket.method.name)
 
 
-def check_fit(
-    p: Tensor,
-    entry: Mapping[str, Any],
-    shapes: Shapes,
-    names: Mapping[Tensor, str],
-) -> None:
-    """Refuse entries that do not fit or cannot be right; each rank looks at what it holds."""
-    held = {name: local(v) if isinstance(v, Tensor) else v for name, v in entry.items()}
-    rows = []
-    for name in sorted({*entry, *shapes}):
-        value = entry.get(name)
-        if value is None and name.startswith("norm_sq"):
-            continue  # a state from elsewhere: it starts with the next gradient
-        found = tuple(value.shape) if isinstance(value, Tensor) else None
-        rows.append((name, held.get(name), shapes.get(name), found))
-    validate.check_entries(p, rows, names)
-
-
-def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:
+def expected(buckets: Sequence[Bucket]) -> dict[Tensor, validate.Shapes]:
     """Per parameter, the names and shapes of its state."""
-    shapes: dict[Tensor, Shapes] = {}
+    shapes: dict[Tensor, validate.Shapes] = {}
     for bucket in buckets:
         for p, numbers in bucket.numbers.items():
             of_p = shapes.setdefault(p, {})

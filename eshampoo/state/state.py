@@ -127,12 +127,6 @@ class State:
 
     # ---------------------------------------------------------------- views
 
-    @property
-    def age(self) -> Tensor:
-        """How many gradients the statistics have seen [N]; before any observation, all steps."""
-        n = self.observations
-        return self.step if n is None else torch.where(n > 0, n, self.step)
-
     @cached_property
     def lean(self) -> bool:
         """Whether bases are kept in fewer bits than they are computed in."""

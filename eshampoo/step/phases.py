@@ -25,15 +25,7 @@ from torch import Tensor
 from torch.linalg import diagonal
 
 from ..math.lean import average_rounded_, average_triangle_
-from ..math.linalg import (
-    BITS,
-    along,
-    average_,
-    average_gram_,
-    means,
-    polar_factor,
-    rotate_,
-)
+from ..math.linalg import BITS, along, average_, average_gram_, means, polar_factor, rotate_
 from ..options import Options
 from ..state.state import State
 
@@ -266,11 +258,10 @@ def whitened_gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tupl
     return seen
 
 
-def observe_moment_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
-    """D ← β3 D + (1−β3) G̃^{⊙2}, in a call that divides nothing by D."""
-    D = s.exp_avg_sq
+def observe_moment_(D: Tensor | None, G: Tensor, beta: float, newest: Tensor) -> None:
+    """D ← βD + (1−β) G^{⊙2}, where D may have one number for many entries; `newest` is 1 − β."""
     if D is not None:
-        average_(D, means(G.square(), D), o.beta_scale, c.share3.view(-1, *[1] * (D.dim() - 1)))
+        average_(D, means(G.square(), D), beta, newest.view(-1, *[1] * (D.dim() - 1)))
 
 
 def restart_statistics_(s: State, live: Tensor) -> None:
@@ -309,7 +300,7 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
         D = values.clamp_min(0.0).reshape(s.exp_avg.shape)
     least = c.root * (least_share(s, o) * s.has_basis.unsqueeze(1))
     if o.moment != "entry":  # D has one number for many entries
-        observe_moment_(s, G, c, o)
+        observe_moment_(s.exp_avg_sq, G, o.beta_scale, c.share3)
         D, averaged = D.expand_as(G), False
     if p != 0.5:
         least = least ** (2 * p)
@@ -501,10 +492,8 @@ def set_size_(s: State, U: Tensor, c: Coefficients, o: Options) -> None:
 
 def update_graft_moment_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
     """The second moment of the grafting method sees G, before G is rotated."""
-    if s.graft_moment is not None:
-        beta = 1.0 if o.graft == "adagrad" else o.betas[1]
-        newest = share(beta, c.moves).view(-1, *[1] * (G.dim() - 1))
-        average_(s.graft_moment, means(G.square(), s.graft_moment), beta, newest)
+    beta = 1.0 if o.graft == "adagrad" else o.betas[1]
+    observe_moment_(s.graft_moment, G, beta, share(beta, c.moves))
 
 
 def compare(

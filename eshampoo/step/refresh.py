@@ -98,14 +98,14 @@ def _read(
     stops = [max(task.due) + 1 for task in due]
     some = [s.narrow(*run) for s, *run in zip(states, first, stops, strict=True)]
     off, inside, counts = (defaultdict[Any, list[Tensor]](list) for _ in range(3))
-    for state in some:
-        memory = state.step.device, state.step.dtype
+    for task, state in zip(due, some, strict=True):
+        memory = task.bucket.memory
         inside[memory] += [vector_norm(view, dim=1) for view in state.diagonals.values()]
         off[memory] += [off_norm(view) for view in state.off_diagonals.values()]
         counts[memory].append(state.step if state.observations is None else state.observations)
-    counted = [b for b in every if (b.state.step.device, b.state.step.dtype) in counts]
+    counted = [bucket for bucket in every if bucket.memory in counts]
     for bucket in counted:
-        counts[bucket.state.step.device, bucket.state.step.dtype].append(bucket.state.skipped)
+        counts[bucket.memory].append(bucket.state.skipped)
     values = {}
     for memory, tensors in counts.items():
         shares = off_share(torch.cat(off[memory]), torch.cat(inside[memory]))
@@ -154,7 +154,7 @@ def _plan_(
             counters.checks[entry] += 1
             counters.criterion[entry] = value
             if o.record:
-                counters.remember(entry, (t, value, due))
+                counters.history[entry].append((t, value, due))
     return list(checks.values())
 
 
@@ -289,7 +289,8 @@ def _renew_root_(check: Check) -> None:
     """Inverse roots of the factors, from the basis and the diagonal of Λ̂ at this check."""
     s, mode, at, o = check.state, check.mode, check.renewed, check.task.options
     k, p = len(s.factors), check.task.row.exponent or o.exponent
-    age = (s.step if s.observations is None else s.age)[at].unsqueeze(1)
+    n = s.observations
+    age = (s.step if n is None else torch.where(n > 0, n, s.step))[at].unsqueeze(1)
     eigenvalues = spectrum(s.diagonals[mode][at], age, k, o, product_rounding(s, o))
     root = inverse_root(s.bases[mode][at].to(s.step.dtype), eigenvalues, k, o, p)
     s.roots[mode][at] = pack(root) if s.lean else root

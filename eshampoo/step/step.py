@@ -195,9 +195,9 @@ def join(stacks: list[Tensor]) -> Tensor:
 def update_(task: Task, part: Part, compared: list[tuple[Task, Part]]) -> None:
     """Momentum and scale see the gradient, and the parameters move, or wait in `compared`."""
     s, G, o = part.state, part.G, task.options
+    checked = were_checked(task.bucket, part.start, part.stop) if task.graft is not None else []
     part.G = phases.direction_(s, G, part.c, o, task.row)
     if task.graft is not None:
-        checked = were_checked(task.bucket, part.start, part.stop)
         part.G, part.norms = phases.compare(s, G, part.G, part.c, o, checked)
         if task.graft == "parameter":
             compared.append((task, part))
