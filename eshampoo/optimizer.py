@@ -18,7 +18,7 @@ from .options import Keywords, Options, Statistics, offered
 from .report import BasisReport, reports
 from .state import checkpoint
 from .state.bucket import Bucket, entries
-from .state.dtensor import held_sizes, is_sharded
+from .state.dtensor import held_sizes, is_sharded, lay_out_gradient
 from .state.layout import build
 from .step.precision import guarded
 from .step.step import plan, take_step
@@ -57,7 +57,6 @@ class EigenbasisOptimizer(Optimizer):
         self._shaped_by: list[Options] = []  # what each group said when its state was laid out
         self._raw_options, self._options_cache = list[Any](), list[Options]()  # of all groups
         self._teams: dict[Any, Team] = {}  # by process group or mesh
-        self._team_of: dict[Tensor, Team] = {}  # of parameters that other ranks have a part in
         self._started = False  # stepped, or loaded a state
         self._warned = False  # the user has been told of skipped gradients
         self._calls = {"step": self.method.start, "observe": 0}  # the same on all ranks
@@ -96,7 +95,6 @@ class EigenbasisOptimizer(Optimizer):
         buckets = build(index, params, self.method, o, teams, names)
         self._buckets += buckets
         self._shaped_by.append(o)
-        self._team_of |= teams
         for bucket in buckets:
             for p, views in entries(bucket).items():
                 self.state[p].update(views)
@@ -244,8 +242,8 @@ class EigenbasisOptimizer(Optimizer):
     def _check_gradients(self, options: Sequence[Options]) -> None:
         """Place the gradients of DTensors like their parameters; refuse gradients of no use."""
         params = self._parameters()
-        for p, team in self._team_of.items():
-            team.lay_out_gradient(p)
+        for p in params if self._teams else ():
+            lay_out_gradient(p)
         if any(p.is_meta for p in params):
             validate.check_materialised(params, self._names())
         grads = [(p, p.grad) for p in params if p.grad is not None]

@@ -4,6 +4,7 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,13 @@ from .state import State
 HISTORY = 1000
 
 
+# The counters of a factor, by their names in `state[p]`: whole numbers, and real ones.
+COUNTED: dict[str, Any] = {
+    "basis_checks": "q", "basis_computations": "q", "basis_failures": "q", "basis_waited": "q",
+    "criterion": "d", "basis_work": "d", "basis_spent": "d",
+}  # fmt: skip
+
+
 class Counters:
     """What the host knows about each factor of N blocks.
 
@@ -29,10 +37,9 @@ class Counters:
     def __init__(self, count: int, modes: int) -> None:
         self.shape = (count, modes)
         empty = bytes(8 * count * modes + 8)  # one entry too many: no tensor shares an empty array
-        self.checks, self.computations, self.failures, self.waited = (
-            array("q", empty) for _ in range(4)
-        )
-        self.criterion, self.work, self.spent = (array("d", empty) for _ in range(3))
+        self.arrays = {name: array(kind, empty) for name, kind in COUNTED.items()}
+        self.checks, self.computations, self.failures, self.waited = list(self.arrays.values())[:4]
+        self.criterion, self.work, self.spent = list(self.arrays.values())[4:]
         # With record=True, (step, criterion, computed?) of the last checks of a factor.
         self.history: defaultdict[int, deque[tuple[int, float, bool]]] = defaultdict(
             lambda: deque(maxlen=HISTORY)
@@ -40,19 +47,10 @@ class Counters:
 
     def named(self) -> dict[str, Tensor]:
         """The counters under the names that they have in `state[p]`; none without factors."""
-        arrays: dict[str, array[int] | array[float]] = {
-            "basis_checks": self.checks,
-            "basis_computations": self.computations,
-            "basis_failures": self.failures,
-            "basis_waited": self.waited,
-            "criterion": self.criterion,
-            "basis_work": self.work,
-            "basis_spent": self.spent,
-        }
         dtypes = {"q": torch.int64, "d": torch.float64}
         return {
             name: torch.frombuffer(values, dtype=dtypes[values.typecode])[:-1].view(self.shape)
-            for name, values in arrays.items()
+            for name, values in self.arrays.items()
             if self.shape[1] > 0
         }
 

@@ -39,6 +39,16 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def lay_out_gradient(p: Tensor) -> None:
+    """Place a gradient like its parameter; tensor parallelism may leave it as a partial sum.
+
+    This communicates, so the order of the parameters must be the same on all ranks.
+    """
+    grad: Any = p.grad
+    if grad is not None and is_sharded(p) and grad.placements != p.placements:  # type: ignore[attr-defined]
+        p.grad = grad.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
+
+
 def held_sizes(params: Sequence[Tensor]) -> Tensor:
     """‖G‖ of what this rank holds of each gradient, in units of √max [P].
 

@@ -175,7 +175,7 @@ def _has_credit(check: Check, entry: int, budget: float, t: int) -> bool:
         return True
     d = bucket.shape[check.mode]
     cost = least_cost(check.task.options.solver, d, bucket.memory[0].type)
-    return counters.spent[entry] + cost <= budget * t * (3 * d * prod(bucket.shape))
+    return float(counters.spent[entry]) + cost <= budget * t * (3 * d * prod(bucket.shape))
 
 
 def _solve_(same: Sequence[Check]) -> list[Failure]:
