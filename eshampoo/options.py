@@ -16,7 +16,7 @@ from torch.optim.optimizer import ParamsT
 from . import validate
 from .checks import is_new
 from .math.solvers import Solver
-from .validate import Rule, one_of, or_none
+from .validate import Rule, also, one_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -143,10 +143,10 @@ class Bases:
         max_dim: the largest size of a block; larger dimensions are split into several blocks.
     """
 
-    rms: Size = keyword("auto", validate.RMS)
-    budget: float | None = keyword(0.25, or_none(validate.AT_LEAST_0))
+    rms: Size = keyword("auto", also(validate.POSITIVE, "auto", None))
+    budget: float | None = keyword(0.25, also(validate.AT_LEAST_0, None))
     tau: Tau = keyword(0.03, validate.TAU)
-    frequency: Frequency = keyword("auto", validate.FREQUENCY)
+    frequency: Frequency = keyword("auto", also(validate.COUNT, "auto"))
     novelty: float = keyword(0.1, validate.ABOVE_0)
     solver: Solver = keyword("eigh", one_of(Solver))
     qr_iterations: int = keyword(10, validate.COUNT)
@@ -214,7 +214,7 @@ class SecondMoment:
             matrix A (Algorithm 1; blocks of at most 4096 elements).
     """
 
-    beta3: float | None = keyword(None, or_none(validate.SHARE))
+    beta3: float | None = keyword(None, also(validate.SHARE, None))
     correction: Correction = keyword("naive", one_of(Correction))
 
 

@@ -39,15 +39,11 @@ def every_side(shape: Sequence[int], o: Options) -> Modes:
         rest = [prod(shape) // size for size in sizes]
         modes = tuple(i for i in modes if sizes[i] < MAX_ASPECT * rest[i])
         if o.sides != "both":
-            modes = tuple(i for i in modes if i == _chosen(o.sides, sizes))
+            last = len(sizes) - 1
+            smallest = min(range(last, -1, -1), key=sizes.__getitem__)  # of equal ones, the last
+            chosen = {"left": 0, "right": last, "smaller": smallest}[o.sides]
+            modes = tuple(i for i in modes if i == chosen)
     return (joined, modes) if modes else no_side(shape, o)
-
-
-def _chosen(side: str, sizes: Sequence[int]) -> int:
-    """The mode that has the only basis; of equally small modes, the last."""
-    last = len(sizes) - 1
-    smallest = min(range(len(sizes)), key=lambda i: (sizes[i], -i))
-    return {"left": 0, "right": last, "smaller": smallest}[side]
 
 
 def one_side(shape: Sequence[int], o: Options) -> Modes:

@@ -93,10 +93,18 @@ def only_false(why: str) -> Rule:
     return Rule(lambda v: v is None or v is False, f"it must be None or False, because {why}")
 
 
-def or_none(rule: Rule) -> Rule:
-    """None, or what the rule says."""
+def also(rule: Rule, *others: object) -> Rule:
+    """One of `others`, or what the rule says."""
+    words = f"it must be {' or '.join(map(repr, others))}, or{rule.words.removeprefix('it must')}"
+    return Rule(lambda v: v in others or rule.holds(v), words, rule.read)
+
+
+def whole_from(least: int) -> Rule:
+    """A whole number."""
     return Rule(
-        lambda v: v is None or rule.holds(v), rule.words.replace("it must", "it must be None or")
+        lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= least,
+        f"it must be a whole number of at least {least}",
+        whole_number,
     )
 
 
@@ -124,26 +132,8 @@ TAU = Rule(
     lambda v: callable(v) or number(v) >= 0,
     "it must be a number of at least 0 (0 recomputes at every check, 1 never) or a function of t",
 )
-WHOLE = Rule(
-    lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0,
-    "it must be a whole number of at least 0",
-    whole_number,
-)
-COUNT = Rule(
-    lambda v: WHOLE.holds(v) and v >= 1,
-    "it must be a whole number of at least 1",
-    whole_number,
-)
-FREQUENCY = Rule(
-    lambda v: v == "auto" or COUNT.holds(v),
-    "it must be 'auto' or a whole number of at least 1",
-    whole_number,
-)
+WHOLE, COUNT = whole_from(0), whole_from(1)
 ABOVE_0 = Rule(lambda v: 0 < number(v) <= 1, "it must lie in (0, 1]")
-RMS = Rule(
-    lambda v: v in ("auto", None) or POSITIVE.holds(v),
-    "it must be 'auto', None, or more than 0 and finite",
-)
 SWITCH = Rule(lambda v: isinstance(v, bool), "it must be True or False")
 
 # Switches of torch's own optimizers, which programs pass to every optimizer.

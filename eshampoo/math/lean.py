@@ -42,11 +42,6 @@ def places(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return place, lower.nonzero().squeeze(1)[place.flatten()[lower].argsort()]
 
 
-def triangle_size(d: int) -> int:
-    """The number of entries of a triangle with its diagonal."""
-    return d * (d + 1) // 2
-
-
 def pack(A: Tensor) -> Tensor:
     """Symmetric matrices as triangles."""
     return A.flatten(1).index_select(1, places(A.shape[1], A.device)[1])

@@ -226,11 +226,9 @@ class Exchange:
             whole[self.mine] = stack.to(whole.device)
             dist.all_reduce(whole, group=self.team.group)
             whole = whole.to(stack.device)
+            return {p: whole[numbers] for p, numbers in by_parameter(self.blocks).items()}
         stored = {}
         for p, numbers in by_parameter(self.blocks).items():
-            if small:
-                stored[p] = whole[numbers]
-                continue
             own = stack.new_zeros(len(numbers), *stack.shape[1:])
             for row, number in enumerate(numbers):
                 if number in self.positions:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..methods import Method
 from ..options import Options
 from ..sides import no_side
-from .blocks import blocks_at_once, by_parameter
+from .blocks import Kind, blocks_at_once, by_parameter
 from .route import Part, Route
 from .state import State
 
@@ -61,43 +60,30 @@ class Bucket:
     If ranks share the work, a bucket holds only the blocks that this rank owns, perhaps none.
     """
 
-    def __init__(
-        self,
-        group: int,
-        method: Method,
-        options: Options,
-        shape: tuple[int, ...],
-        modes: tuple[int, ...],
-        route: Route,
-        like: Tensor,
-    ) -> None:
-        self.group, self.method, self.shape, self.modes = group, method, shape, modes
+    def __init__(self, group: int, kind: Kind, options: Options, route: Route) -> None:
+        self.group, self.method, self.shape, self.modes = group, *kind[:3]
+        self.memory = kind.device, kind.dtype
         self.route = route
         # Whole parameters under element-wise Adam: their state has the layout of the parameter.
-        self.elementwise = method.sides is no_side
+        self.elementwise = kind.row.sides is no_side
         self.blocks = [route.blocks[number] for number in route.mine]
         count = len(self.blocks)
-        self.state = State.zeros(method, options, count, shape, modes, like)
-        self.counters = Counters(count, len(modes))
+        self.state = State.zeros(kind, options, count)
+        self.counters = Counters(count, len(kind.modes))
         # How many calls of step() and observe() each block has seen, as far as the host knows. The
         # device does not count skipped gradients, so the host may be ahead until it reads.
-        self.clocks = {"step": [method.start] * count, "observe": [0] * count}
+        self.clocks = {"step": [kind.row.start] * count, "observe": [0] * count}
         self.skipped = [0] * count  # as the host last read it
         # For each parameter: its blocks in the route, and the run of their positions in the stacks.
         self.numbers = by_parameter(route.blocks)
         self.positions = by_parameter(self.blocks)
+        self.parameters = list(self.numbers)  # with blocks in this bucket, here or elsewhere
         self.several = any(block.total > 1 for block in route.blocks)  # blocks per parameter
         self.suffixes: Mapping[Tensor, str] = {}
-        self.memory = like.device, like.dtype
-        self.room = blocks_at_once(1, like.device)  # bytes that are worked on at a time
-        at_once = blocks_at_once(like.element_size() * prod(shape), like.device)
+        self.room = blocks_at_once(1, kind.device)  # bytes that are worked on at a time
+        at_once = blocks_at_once(kind.dtype.itemsize * prod(kind.shape), kind.device)
         starts = range(0, count, at_once)
         self.parts = [Part(self.state, self.blocks, i, min(i + at_once, count)) for i in starts]
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """The parameters with blocks in this bucket, here or elsewhere."""
-        return list(self.numbers)
 
     def named(self) -> dict[str, Tensor]:
         """Everything that is kept about the blocks, by name."""

@@ -7,22 +7,19 @@ A lean state keeps one triangle of each factor and root, and bases and M̃ in ha
 parameter space, keeps all bits: roots would amplify its error in directions without signal.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod, sqrt
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from ..math.lean import diagonal_of, pack, triangle_size, unpack
+from ..math.lean import diagonal_of, pack, unpack
 from ..math.linalg import ByMode, off_diagonal
 from ..options import Moment, Options
 from ..sides import no_side
-
-if TYPE_CHECKING:
-    from ..methods import Method
+from .blocks import Kind
 
 T = TypeVar("T")
 
@@ -47,17 +44,11 @@ def moment_shape(shape: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
     return tuple(size if mode < kept else 1 for mode, size in enumerate(shape))
 
 
-class cached_if_views(Generic[T]):  # noqa: N801 - used like a function
+class cached_if_views(cached_property[T]):  # noqa: N801 - used like a function
     """A property that is found once, since views last; a lean state makes copies at each use."""
 
-    def __init__(self, find: "Callable[[Any], T]") -> None:
-        self.find = find
-
-    def __get__(self, state: "State", owner: object = None) -> T:
-        value = self.find(state)
-        if not state.lean:  # an attribute from now on
-            vars(state)[self.find.__name__] = value
-        return value
+    def __get__(self, state: Any, owner: Any = None) -> T:  # type: ignore[override]  # noqa: ANN401
+        return self.func(state) if state.lean else super().__get__(state, owner)
 
 
 @final
@@ -83,21 +74,15 @@ class State:
     norm_sq: Tensor  # [N, 2]: the average of ‖G‖² with β1, and its weight
 
     @classmethod
-    def zeros(
-        cls,
-        row: "Method",
-        o: Options,
-        count: int,
-        shape: tuple[int, ...],
-        modes: tuple[int, ...],
-        like: Tensor,
-    ) -> "State":
+    def zeros(cls, kind: Kind, o: Options, count: int) -> "State":
         """The state before the first gradient: everything zero, Q = I."""
+        row, shape, modes, dtype, device, _ = kind
+        like = torch.empty(0, dtype=dtype, device=device)
         elementwise, lean = row.sides is no_side, o.state == "lean" and len(modes) > 0
-        of_momentum, of_bases = LEAN[like.dtype] if lean else (like.dtype, like.dtype)
-        sizes = {i: (triangle_size(shape[i]),) if lean else (shape[i], shape[i]) for i in modes}
-        squares = {i: (count, shape[i], shape[i]) for i in modes}
-        of_momentum = of_momentum if row.rotated else like.dtype
+        of_momentum, of_bases = LEAN[dtype] if lean else (dtype, dtype)
+        squares = {i: (shape[i], shape[i]) for i in modes}
+        sizes = {i: (d * (d + 1) // 2,) if lean else (d, d) for i, (d, _) in squares.items()}
+        of_momentum = of_momentum if row.rotated else dtype
         moment = like.new_zeros(count, *(shape if elementwise else moment_shape(shape, o.moment)))
         optimal = row.averages and o.correction == "optimal" and not elementwise
         full = optimal and len(shape) > 1  # with one mode, A is the factor itself
@@ -107,8 +92,8 @@ class State:
             exp_avg=like.new_zeros(count, *shape, dtype=of_momentum),
             exp_avg_sq=moment if row.averages and not optimal else None,
             graft_moment=moment if o.has_graft_moment and not elementwise else None,
-            factors={i: like.new_zeros(count, *size) for i, size in sizes.items()},
-            bases={i: like.new_zeros(size, dtype=of_bases) for i, size in squares.items()},
+            factors={i: like.new_zeros(count, *s) for i, s in sizes.items()},
+            bases={i: like.new_zeros(count, *s, dtype=of_bases) for i, s in squares.items()},
             roots={i: like.new_zeros(count, *s) for i, s in sizes.items() if not row.rotated},
             full=like.new_zeros(count, prod(shape), prod(shape)) if full else None,
             has_basis=like.new_zeros(count),
@@ -162,8 +147,11 @@ class State:
     @cached_if_views
     def to_parameters(self) -> Frames:
         """What takes an update back to parameter space, and its transpose: Qᵀ, or the roots."""
-        roots = self.whole(self.roots)
-        return (roots, roots) if roots else self.frames[::-1]
+        if self.roots:
+            roots = self.whole(self.roots)
+            return roots, roots
+        bases, transposed = self.frames
+        return transposed, bases
 
     def whole(self, matrices: ByMode) -> ByMode:
         """Matrices, if they may be stored as triangles."""

@@ -125,7 +125,8 @@ def coefficients(
     moves, factors_see, D_sees, age = roles(step.unsqueeze(1), live, observations, observing, row)
     beta = beta3 if averaged else beta2
     bias1 = bias(beta1, t + 1 if o.looks_ahead else t)
-    bias3 = bias(beta, t if observations is None else age.clamp_min(1.0))
+    seen = age.clamp_min(1.0)
+    bias3 = bias(beta, t if observations is None else seen)
     gain = bias1 / to_power(bias3, row.exponent or o.exponent)
     share1 = share(beta1, moves)
     e, mean = average_norms(norm_sq, norm, share1)
@@ -141,7 +142,7 @@ def coefficients(
         (bias1 if row.epsilon == "corrected" else gain) * o.least_eps,
         (moves.abs() * -o.rate).to(live.dtype),
         age,
-        (mean * total_weight(beta, age.clamp_min(1.0))).sqrt_(),
+        (mean * (seen if beta == 1 else bias(beta, seen))).sqrt_(),  # a sum has the weight t
         size_of_signal(mean, bias1, o),
     )
     return c, e
@@ -425,11 +426,6 @@ def product_rounding(s: State, o: Options) -> float:
         return s.basis_rounding
     u = 2.0**-7 if s.step.device.type == "cpu" else 2.0**-10
     return max(s.basis_rounding, u / math.sqrt(min(Q.shape[1] for Q in s.bases.values())))
-
-
-def total_weight(beta: float, t: Tensor) -> Tensor:
-    """The total weight of all values in an average: 1 − β^t, or t in a sum."""
-    return t if beta == 1 else bias(beta, t)
 
 
 # -------------------------------------------------------------------- eigenvalues of the factors

@@ -288,7 +288,7 @@ def _failed_(check: Check, position: int) -> list[Failure]:
 def _renew_root_(check: Check) -> None:
     """Inverse roots of the factors, from the basis and the diagonal of Λ̂ at this check."""
     s, mode, at, o = check.state, check.mode, check.renewed, check.task.options
-    k, p = len(s.factors), check.task.row.exponent or o.exponent
+    k, p = len(s.factors), check.task.bucket.method.exponent or o.exponent
     n = s.observations
     age = (s.step if n is None else torch.where(n > 0, n, s.step))[at].unsqueeze(1)
     eigenvalues = spectrum(s.diagonals[mode][at], age, k, o, product_rounding(s, o))

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..methods import Method
 from ..options import GraftScope, Options, Statistics
 from ..state.bucket import Bucket
 from ..state.route import Part
@@ -26,7 +25,6 @@ class Task:
     """What one bucket does in one step, known before anything changes."""
 
     bucket: Bucket
-    row: Method  # of the table, which the bucket follows
     call: Statistics  # step(), or observe(), in which nothing moves
     options: Options
     parts: list[Part]  # those with blocks that may have a gradient
@@ -43,15 +41,14 @@ class Task:
 
         Gradients from other ranks arrive bucket by bucket.
         """
-        bucket, row = self.bucket, self.row
-        shares = bucket.route.team is None and bucket.state.observations is None
-        half = (row.exponent or self.options.exponent) == 0.5
-        by_itself = None if shares and half else bucket
-        return bucket.group, bucket.memory, bucket.state.exp_avg_sq is None, by_itself
+        bucket, p = self.bucket, self.bucket.method.exponent or self.options.exponent
+        alone = bucket.route.team is not None or bucket.state.observations is not None
+        averaged = bucket.state.exp_avg_sq is not None
+        return bucket.group, bucket.memory, averaged, p, bucket if alone else None
 
     def waits(self, part: Part) -> bool:
         """Whether the basis of a block may change between the statistics and the update."""
-        before = self.row.refreshes == "before"
+        before = self.bucket.method.refreshes == "before"
         return before and not self.due.keys().isdisjoint(range(part.start, part.stop))
 
 
@@ -75,9 +72,7 @@ def plan(call: Statistics, buckets: Sequence[Bucket], options: Sequence[Options]
         scope = None if call == "observe" or o.graft is None else o.graft_scope
         scope = None if bucket.elementwise else scope if bucket.several else scope and "block"
         parts = [part for part in bucket.parts if any(present[part.start : part.stop])]
-        tasks.append(
-            Task(bucket, bucket.method, call, o, parts, clock, due, not ignored, scope, len(parts))
-        )
+        tasks.append(Task(bucket, call, o, parts, clock, due, not ignored, scope, len(parts)))
     return tasks
 
 
@@ -105,7 +100,8 @@ def take_step(tasks: Sequence[Task]) -> tuple[list[Failure], list[Tensor]]:
     for batch in batches(tasks):
         admit_(batch)
         for task, part in batch:
-            phases.observe_(part.state, part.G, part.c, task.options, task.row, task.factors_see)
+            o, row = task.options, task.bucket.method
+            phases.observe_(part.state, part.G, part.c, o, row, task.factors_see)
             if task.waits(part):
                 task.waiting.append(part)
             else:
@@ -161,7 +157,7 @@ def admit_(batch: Sequence[tuple[Task, Part]]) -> None:
     counted = [s.observations for s in states if s.observations is not None]
     foreach_add_(counted if observing else [s.step for s in states], torch.split(live, sizes))
     n = join(counted) if counted else None  # such a bucket is in a batch by itself
-    c, e = phases.coefficients(t, live, o, task.row, averaged, norm, e, n, observing)
+    c, e = phases.coefficients(t, live, o, task.bucket.method, averaged, norm, e, n, observing)
     foreach_copy_([s.norm_sq for s in states], torch.split(e, sizes))
     for (task, part), its_c in zip(batch, c.split(sizes), strict=True):
         part.c = its_c
@@ -196,7 +192,7 @@ def update_(task: Task, part: Part, compared: list[tuple[Task, Part]]) -> None:
     """Momentum and scale see the gradient, and the parameters move, or wait in `compared`."""
     s, G, o = part.state, part.G, task.options
     checked = were_checked(task.bucket, part.start, part.stop) if task.graft is not None else []
-    part.G = phases.direction_(s, G, part.c, o, task.row)
+    part.G = phases.direction_(s, G, part.c, o, task.bucket.method)
     if task.graft is not None:
         part.G, part.norms = phases.compare(s, G, part.G, part.c, o, checked)
         if task.graft == "parameter":
@@ -211,7 +207,7 @@ def update_(task: Task, part: Part, compared: list[tuple[Task, Part]]) -> None:
 def deliver_(task: Task, part: Part) -> None:
     """W ← W − α (U + λW), here or on the ranks that hold W."""
     o = task.options
-    if task.row.decay == "after" and o.weight_decay != 0:
+    if task.bucket.method.decay == "after" and o.weight_decay != 0:
         part.G.mul_(1 - o.rate * o.weight_decay)
     task.bucket.route.deliver_(part, o.weight_decay)
     task.unfinished -= 1
@@ -231,12 +227,13 @@ def sum_over_parameters_(tasks: "Sequence[Task]", compared: "Sequence[tuple[Task
         bucket = task.bucket
         places.setdefault((bucket.route.team, *bucket.memory), []).append(bucket)
     for here in places.values():
-        matrices = dict.fromkeys(block.origin for bucket in here for block in bucket.route.blocks)
+        blocks = [block for bucket in here for block in bucket.route.blocks]
+        matrices = dict.fromkeys((block.parameter, block.matrix) for block in blocks)
         numbers = {matrix: number for number, matrix in enumerate(matrices)}
         totals = here[0].state.step.new_zeros(2, len(numbers))
         parts = [part for task, part in compared if task.bucket in here]
         columns = [
-            torch.tensor([numbers[block.origin] for block in part.blocks], device=totals.device)
+            torch.tensor([numbers[b.parameter, b.matrix] for b in part.blocks]).to(totals.device)
             for part in parts
         ]
         for part, its_columns in zip(parts, columns, strict=True):
