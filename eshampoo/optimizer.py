@@ -49,7 +49,6 @@ class EigenbasisOptimizer(Optimizer):
         Options.of(defaults, self._own)  # checked before the parameters, as in torch
         super().__init__(params, {**defaults, "method": self.method.name})
         self._build_all()
-        self._remember()
 
     def _reset(self) -> None:
         """Forget everything that is built from the parameters."""
@@ -147,8 +146,6 @@ class EigenbasisOptimizer(Optimizer):
     @torch.no_grad()
     def _move_state(self, written: bool) -> None:
         """Move the state, or what was written over it, by place to the tensors in the groups."""
-        for group in self.param_groups:
-            group["params"] = list(group["params"])
         now, names = self._parameters(), self._names()
         sizes = [len(group["params"]) for group in self.param_groups]
         validate.check_params(now, names)
@@ -171,7 +168,6 @@ class EigenbasisOptimizer(Optimizer):
             raise
         self._started, self._calls = before["_started"], before["_calls"]
         checkpoint.fill_(self._buckets, moved, adam=False)
-        self._remember()
 
     def _build_all(self) -> None:
         """Build the state of all groups, as it is before their first gradient."""
@@ -180,6 +176,7 @@ class EigenbasisOptimizer(Optimizer):
         for index in range(len(self.param_groups)):
             self._build(index)
         self._laid_out = True
+        self._remember()
 
     # ---------------------------------------------------------------- the step
 
@@ -234,9 +231,9 @@ class EigenbasisOptimizer(Optimizer):
             validate.warn_of_skipped(skipped, self._names())
         self._failures += failures
         if checks or (self._failures and not shared):  # ranks tell each other at their checks
-            words = self._any_words(validate.failed_bases(self._failures, self._names()))
-            self._failures = []
-            if words:
+            told, self._failures = self._failures, []
+            words = validate.failed_bases(told, self._names()) if told else ""
+            if words := self._any_words(words):
                 raise RuntimeError(words)
 
     def _check_gradients(self, options: Sequence[Options]) -> None:
@@ -246,9 +243,8 @@ class EigenbasisOptimizer(Optimizer):
             lay_out_gradient(p)
         if any(p.is_meta for p in params):
             validate.check_materialised(params, self._names())
-        grads = [(p, p.grad) for p in params if p.grad is not None]
-        for p, grad in grads:
-            if grad.is_sparse or grad.is_complex():
+        for p in params:
+            if (grad := p.grad) is not None and (grad.is_sparse or grad.is_complex()):
                 validate.refuse_gradient(p, grad, self._names())
         pairs = zip(self.param_groups, options, strict=True)
         watched = [p for group, o in pairs if o.nonfinite == "raise" for p in group["params"]]
@@ -256,7 +252,8 @@ class EigenbasisOptimizer(Optimizer):
             ranks = max([1, *(team.size for team in self._teams.values())])  # they share a norm
             sizes = zip(watched, held_sizes(watched).tolist(), strict=True)
             bad = [p for p, size in sizes if not size < ranks**-0.5]
-            if words := self._any_words(validate.not_finite(bad, self._names())):
+            words = validate.not_finite(bad, self._names()) if bad else ""
+            if words := self._any_words(words):
                 raise FloatingPointError(words)
 
     def _any_words(self, words: str) -> str:
@@ -343,8 +340,7 @@ class EigenbasisOptimizer(Optimizer):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
         groups = checkpoint.read_groups(state_dict, self.param_groups, self.method.name)
-        options = [Options.of(group, self._own) for group in groups]
-        validate.check_shaping(options, self._shaped_by)
+        validate.check_shaping([Options.of(g, self._own) for g in groups], self._shaped_by)
         saved, names = checkpoint.saved_entries(state_dict, self._parameters()), self._names()
         self._trained = self._trained | saved.keys()
         self._follow()  # frozen parameters that were trained before get room for their state
@@ -362,14 +358,12 @@ class EigenbasisOptimizer(Optimizer):
         state = checkpoint.collect(self._buckets)
         if get_spawning_popen() is not None:
             self._sent = state  # tensors on their way to a new process must live until it starts
-        return {**own, "state": state, "started": self._started}
+        return {**own, "state": state, "_started": self._started}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        own = {name: state[name] for name in ("defaults", "param_groups")}
-        super().__setstate__({**own, "state": defaultdict(dict)})
+        super().__setstate__({**state, "state": defaultdict(dict)})
         self._own = offered(self.keywords)
         self._trained = set(state["state"])
         self._build_all()
         checkpoint.fill_(self._buckets, state["state"], adam=False)
-        self._started = state["started"]
-        self._remember()
+        self._started = state["_started"]

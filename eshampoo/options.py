@@ -323,12 +323,8 @@ class Options(
 
     @cached_property
     def shaping(self) -> dict[str, Any]:
-        """The options that shape the state; they cannot change while the state exists."""
-        names = (
-            "max_dim", "oversize", "merge_dims", "vectors", "matrices", "sides", "state", "moment",
-            "statistics", "factors", "batch_dims", "pieces",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names} | {
+        """What shapes the state."""
+        return {name: getattr(self, name) for name in validate.SHAPING} | {
             "graft with a second moment": self.has_graft_moment,
             "correction='optimal'": self.correction == "optimal",
         }

@@ -174,6 +174,13 @@ def misspelt(key: str, own: Collection[str], of_others: Collection[str]) -> str 
     return f"did you mean {close[0]!r}?" if close else None
 
 
+# Options that shape the state; they cannot change while the state exists.
+SHAPING = (
+    "max_dim", "oversize", "merge_dims", "vectors", "matrices", "sides", "state", "moment",
+    "statistics", "factors", "batch_dims", "pieces",
+)  # fmt: skip
+
+
 def check_shaping(now: Iterable["Options"], before: Iterable["Options"]) -> None:
     """Refuse a change of options that would need a state with other shapes."""
     for o, old in zip(now, before, strict=True):
@@ -265,11 +272,10 @@ def check_block(
 
 def check_one_mode(shape: Sequence[int], max_dim: int) -> None:
     """Refuse a parameter that is too long for full-matrix Adam."""
-    numel = math.prod(shape)
-    if numel > max_dim:
+    if math.prod(shape) > max_dim:
         raise ValueError(
-            f"a parameter of shape {tuple(shape)} has {numel} elements, and FullMatrixAdam takes "
-            f"at most max_dim={max_dim}. Raise max_dim, set matrices='adam', or use EShampoo"
+            f"a parameter of shape {tuple(shape)} has more elements than FullMatrixAdam takes, "
+            f"max_dim={max_dim}. Raise max_dim, set matrices='adam', or use EShampoo"
         )
 
 
@@ -307,9 +313,7 @@ def refuse_gradient(p: Tensor, grad: Tensor, names: Mapping[Tensor, str]) -> NoR
 
 
 def not_finite(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> str:
-    """What to say about gradients that are not finite, with nonfinite="raise", or ""."""
-    if not params:
-        return ""
+    """What to say about gradients that are not finite, with nonfinite="raise"."""
     return (
         f"the gradient of {', '.join(called(p, names) for p in params)} has NaN or Inf, or its "
         "squares overflow; nothing was changed. Find the cause, or set nonfinite='skip'"
@@ -327,9 +331,7 @@ def warn_of_skipped(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> No
 
 
 def failed_bases(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> str:
-    """What to say about bases that failed too often in a row, or ""."""
-    if not failures:
-        return ""
+    """What to say about bases that failed too often in a row."""
     listed = ", ".join(
         f"factor {mode} of {called(p, names)} ({in_a_row} times in a row)"
         for p, mode, in_a_row in failures
@@ -402,9 +404,8 @@ def check_entries(
         if fault := fault_of(p, name, value, held.get(name), shapes.get(name)):
             raise ValueError(
                 f"{name!r} in the state of {called(p, names)} {fault}; nothing was changed. Load "
-                "an undamaged file, of the same parameters with the same max_dim, merge_dims, "
-                "oversize, vectors, matrices, sides, state, moment, statistics, factors, "
-                "batch_dims, pieces, graft and correction"
+                "an undamaged file, of the same parameters with the same "
+                f"{', '.join(SHAPING)}, graft and correction"
             )
 
 

@@ -37,13 +37,10 @@ class AllToAll:
 
     def __init__(self, team: Team, sends: Sequence[Send], like: Tensor) -> None:
         self.team, self.like = team, like
-        outgoing: list[list[Piece]] = [[] for _ in range(team.size)]
-        incoming: list[list[Piece]] = [[] for _ in range(team.size)]
-        for source, target, piece in sends:
-            if source == team.rank:
-                outgoing[target].append(piece)
-            if target == team.rank:
-                incoming[source].append(piece)
+        ours, theirs = ([s for s in sends if s[end] == team.rank] for end in (0, 1))
+        ranks = range(team.size)
+        outgoing = [[piece for _, target, piece in ours if target == rank] for rank in ranks]
+        incoming = [[piece for source, _, piece in theirs if source == rank] for rank in ranks]
         self.sent, self.expected = list(chain(*outgoing)), list(chain(*incoming))
         self.sizes_out = [sum(prod(extent(p.box)) + 1 for p in pieces) for pieces in outgoing]
         self.sizes_in = [sum(prod(extent(p.box)) + 1 for p in pieces) for pieces in incoming]
@@ -94,9 +91,8 @@ class Exchange:
         to_owners, to_holders = self._sends(boxes)
         # Gradients travel in their own dtype if they share one, updates as they were computed.
         dtypes = {grad_dtype(p) for p in boxes}
-        self.gradients = AllToAll(
-            team, to_owners, like.to(dtypes.pop()) if len(dtypes) == 1 else like
-        )
+        dtype = dtypes.pop() if len(dtypes) == 1 else like.dtype
+        self.gradients = AllToAll(team, to_owners, like.to(dtype))
         self.updates = AllToAll(team, to_holders, like)
 
         def held(piece: Piece) -> tuple[Tensor, Box]:
@@ -107,17 +103,15 @@ class Exchange:
             box = self.blocks[piece.block].box
             return self.positions[piece.block], extent(box), within(piece.box, box)
 
-        def positions_of(pieces: Sequence[Piece]) -> Tensor:
-            numbers = [self.positions[piece.block] for piece in pieces]
-            return torch.tensor(numbers, dtype=torch.long, device=like.device)
-
         # Where pieces lie in what this rank holds, and in the stacks of the blocks that it owns.
         self.grads_out = [held(piece) for piece in self.gradients.sent]
         self.grads_in = [stacked(piece) for piece in self.gradients.expected]
         self.updates_out = [stacked(piece) for piece in self.updates.sent]
         self.updates_in = [held(piece) for piece in self.updates.expected]
-        self.positions_in = positions_of(self.gradients.expected)
-        self.positions_out = positions_of(self.updates.sent)
+        self.positions_in, self.positions_out = (
+            torch.tensor([position for position, *_ in places], dtype=torch.long).to(like.device)
+            for places in (self.grads_in, self.updates_out)
+        )
         # During a step:
         # Gradients and which blocks have one; then, part by part, updates and which blocks move.
         self.arrived: tuple[Tensor, Tensor] | None = None

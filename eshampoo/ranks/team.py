@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import product, zip_longest
 from math import prod
 from typing import TypeVar, final
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from ..math.solvers import EIGH_PRODUCTS
 from ..options import RULES, Options
 from ..state.dtensor import Box, held_sizes, is_sharded, local, shard_box, whole_box
-from ..torch_names import default_group, flattened, strided_shard
+from ..torch_names import flattened, strided_shard
 from ..validate import check_member, refuse_difference, refuse_placement
 
 T = TypeVar("T")
@@ -29,9 +29,13 @@ class Team:
     """The ranks of a mesh of DTensors, or of a process group."""
 
     def __init__(self, group: dist.ProcessGroup, mesh: DeviceMesh | None = None) -> None:
-        self.group, self.mesh = group, mesh
+        self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.coordinates = [self._coordinate(rank) for rank in range(self.size)]
+        self.coordinates: list[tuple[int, ...]] = []  # of each rank in the mesh
+        if mesh is not None:
+            places = product(*map(range, mesh.mesh.shape))
+            known = dict(zip(mesh.mesh.flatten().tolist(), places, strict=True))
+            self.coordinates = [known[rank] for rank in dist.get_process_group_ranks(group)]
         self.loads = [0.0] * self.size
         self.groups: set[int] = set()  # param groups with parameters of this team
         self.layout: list[str] = []  # the method, and the parameters in order
@@ -40,15 +44,9 @@ class Team:
     @classmethod
     def of_mesh(cls, mesh: DeviceMesh) -> "Team":
         """The ranks of a mesh; a sub-mesh of several dimensions gets a group of its own."""
-        if mesh.size() == dist.get_world_size():
-            return cls(default_group(), mesh)
+        if mesh.size() == dist.get_world_size() and dist.group.WORLD is not None:
+            return cls(dist.group.WORLD, mesh)
         return cls(mesh.get_group() if mesh.ndim == 1 else flattened(mesh).get_group(), mesh)
-
-    def _coordinate(self, rank: int) -> tuple[int, ...]:
-        if self.mesh is None:
-            return ()
-        world_rank = dist.get_global_rank(self.group, rank)
-        return tuple(int(i) for i in (self.mesh.mesh == world_rank).nonzero()[0])
 
     def boxes(self, p: Tensor) -> list[Box]:
         """The rectangle of a parameter that each rank holds."""

@@ -59,11 +59,6 @@ class Block(NamedTuple):
             held = torch.unflatten(held, 2 * dim, (count, -1)).movedim(2 * dim, dim)
         return held
 
-    def unmerged(self, row: Tensor) -> Tensor:
-        """The entries of this vector in a row of a stack, with the dimensions of the parameter."""
-        shape = extent(self.box)
-        return row[: prod(shape)].view(shape)
-
 
 def runs(blocks: Sequence[Block]) -> list[Block]:
     """Blocks of one shape, joined where neighbours of one parameter fill a box.

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..options import Options
 from ..sides import no_side
 from .blocks import Kind, blocks_at_once, by_parameter
+from .dtensor import extent
 from .route import Part, Route
 from .state import State
 
@@ -73,7 +74,7 @@ class Bucket:
         # How many calls of step() and observe() each block has seen, as far as the host knows. The
         # device does not count skipped gradients, so the host may be ahead until it reads.
         self.clocks = {"step": [kind.row.start] * count, "observe": [0] * count}
-        self.skipped = [0] * count  # as the host last read it
+        self.skipped = [0.0] * count  # as the host last read it
         # For each parameter: its blocks in the route, and the run of their positions in the stacks.
         self.numbers = by_parameter(route.blocks)
         self.positions = by_parameter(self.blocks)
@@ -113,7 +114,7 @@ class Bucket:
         self.clocks["step"] = [int(t) for t in self.state.step.tolist()]
         if self.state.observations is not None:
             self.clocks["observe"] = [int(n) for n in self.state.observations.tolist()]
-        self.skipped = [int(count) for count in self.state.skipped.tolist()]
+        self.skipped = self.state.skipped.tolist()
         self.counters.history.clear()
 
 
@@ -129,7 +130,8 @@ def entries(bucket: Bucket) -> dict[Tensor, dict[str, Tensor]]:
         run = slice(positions[0], positions[-1] + 1) if positions else slice(0)
         own = {bucket.named_as(name, p): stack[run] for name, stack in named.items()}
         if bucket.elementwise:
-            block = bucket.blocks[run.start]
-            own = {n: block.unmerged(x[0]) if x.dim() > 1 else x.view(()) for n, x in own.items()}
+            shape = extent(bucket.blocks[run.start].box)  # shorter than the padded row, perhaps
+            for name, x in own.items():
+                own[name] = x[0, : prod(shape)].view(shape) if x.dim() > 1 else x.view(())
         views[p] = own
     return views

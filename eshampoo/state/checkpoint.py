@@ -4,6 +4,7 @@ What is stored does not depend on how many ranks there were: per parameter one t
 each kind of state, a DTensor if the parameter is one.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -29,10 +30,8 @@ WITHOUT_CODE = ("process_group",)
 
 def collect(buckets: Sequence[Bucket]) -> Entries:
     """Per parameter, copies of what a checkpoint holds; all ranks of a team must call this."""
-    stored: Entries = {}
+    stored: Entries = defaultdict(dict)
     for bucket in buckets:
-        for p in bucket.parameters:
-            stored.setdefault(p, {})
         if bucket.elementwise:
             for p, views in entries(bucket).items():
                 stored[p] = {name: like_parameter(view.clone(), p) for name, view in views.items()}
@@ -102,15 +101,14 @@ def check_saved(
 
 def expected(buckets: Sequence[Bucket]) -> dict[Tensor, validate.Shapes]:
     """Per parameter, the names and shapes of its state."""
-    shapes: dict[Tensor, validate.Shapes] = {}
+    shapes: dict[Tensor, validate.Shapes] = defaultdict(dict)
     for bucket in buckets:
         for p, numbers in bucket.numbers.items():
-            of_p = shapes.setdefault(p, {})
             for name, stack in bucket.named().items():
                 shape = (len(numbers), *stack.shape[1:])
                 if bucket.elementwise:
                     shape = tuple(p.shape) if stack.dim() > 1 else ()
-                of_p[bucket.named_as(name, p)] = shape
+                shapes[p][bucket.named_as(name, p)] = shape
     return shapes
 
 
@@ -152,7 +150,7 @@ def from_adam(bucket: Bucket, p: Tensor, entry: Mapping[str, Any]) -> dict[str, 
         value = gathered(entry[name])
         stacks[name] = torch.stack([block.of(value).reshape(block.shape) for block in blocks])
     ours = {"exp_avg": stacks["exp_avg"], "step": torch.full((len(blocks),), float(entry["step"]))}
-    for name, moment in (("exp_avg_sq", s.exp_avg_sq), ("exp_avg_sq", s.graft_moment)):
-        if moment is not None:
-            ours[name] = means(stacks["exp_avg_sq"], moment)
+    moment = s.graft_moment if s.exp_avg_sq is None else s.exp_avg_sq
+    if moment is not None:
+        ours["exp_avg_sq"] = means(stacks["exp_avg_sq"], moment)
     return {bucket.named_as(name, p): value for name, value in ours.items()}

@@ -1,6 +1,6 @@
 """From parameters to blocks, and from blocks to buckets."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
@@ -51,7 +51,7 @@ def build(
             members[Kind(row, block.shape, modes, dtype, p.device, team)].append(block)
     members = spread_checks(members)
     owners = owners_of(members)
-    buckets = []
+    buckets, seen = [], Counter[Tensor]()
     for kind, blocks in members.items():
         route: Route
         if kind.team is None or kind.row is without_basis:
@@ -61,18 +61,12 @@ def build(
 
             like = torch.empty(0, dtype=kind.dtype, device=kind.device)
             route = Exchange(kind.team, blocks, owners[kind], like)
-        buckets.append(Bucket(group, kind, o, route))
-    number_(buckets)
-    return buckets
-
-
-def number_(buckets: Sequence[Bucket]) -> None:
-    """Number the buckets of each parameter that has blocks in several."""
-    seen: dict[Tensor, int] = defaultdict(int)
-    for bucket in buckets:
+        bucket = Bucket(group, kind, o, route)
+        # A parameter that has blocks in several buckets tells them apart by their numbers.
         bucket.suffixes = {p: f".{seen[p]}" for p in bucket.parameters if seen[p]}
-        for p in bucket.parameters:
-            seen[p] += 1
+        seen.update(bucket.parameters)
+        buckets.append(bucket)
+    return buckets
 
 
 # -------------------------------------------------------------------- blocks

@@ -74,9 +74,8 @@ class Coefficients(NamedTuple):
         """Split the coefficients of neighbouring parts."""
         if len(sizes) == 1:
             return [self]
-        return [
-            Coefficients(*views.unbind(0)) for views in torch.split(torch.stack(self), sizes, 1)
-        ]
+        parts = torch.split(torch.stack(self), sizes, 1)
+        return [Coefficients(*views.unbind(0)) for views in parts]
 
 
 def mask_(

@@ -34,8 +34,8 @@ REORTHONORMALIZE = 50
 # An error is raised after this many failed decompositions of a factor in a row.
 MAX_FAILURES = 3
 
-# The position of the first block, and from there on criteria [mode][block] and steps [block].
-Read = tuple[int, list[list[float]], list[float]]
+# From the first block that is due, criteria [mode][block] and steps [block].
+Read = tuple[list[list[float]], list[float]]
 
 
 @dataclass
@@ -75,7 +75,7 @@ def refresh_(tasks: "Sequence[Task]") -> tuple[list[Failure], list[Tensor]]:
     solved: dict[tuple[Any, ...], list[Check]] = defaultdict(list)
     checks: list[Check] = []
     for task, state, values in zip(due, states, read, strict=True):
-        for check in _plan_(task, state, *values):
+        for check in _plan_(task, state, values):
             checks.append(check)
             if check.due:
                 solved[check.key].append(check)
@@ -93,10 +93,9 @@ def _read(
 
     The counts of skipped gradients travel in the same copies, also those of blocks without a basis.
     """
-    first = [min(task.due) for task in due]
     states = [task.bucket.state.in_basis() for task in due]
-    stops = [max(task.due) + 1 for task in due]
-    some = [s.narrow(*run) for s, *run in zip(states, first, stops, strict=True)]
+    runs = [(min(task.due), max(task.due) + 1) for task in due]
+    some = [state.narrow(*run) for state, run in zip(states, runs, strict=True)]
     off, inside, counts = (defaultdict[Any, list[Tensor]](list) for _ in range(3))
     for task, state in zip(due, some, strict=True):
         memory = task.bucket.memory
@@ -115,24 +114,20 @@ def _read(
         return list(islice(values[s.step.device, s.step.dtype], len(s.step)))
 
     criteria = [[take_numbers(state) for _ in state.factors] for state in some]
-    read = list(zip(first, criteria, map(take_numbers, some), strict=True))
-    skipped = [p for bucket in counted for p in _newly_skipped(bucket, take_numbers(bucket.state))]
+    read = list(zip(criteria, map(take_numbers, some), strict=True))
+    skipped = []
+    for bucket in counted:
+        before, bucket.skipped = bucket.skipped, take_numbers(bucket.state)
+        blocks = zip(bucket.blocks, bucket.skipped, before, strict=True)
+        skipped += [block.parameter for block, now, then in blocks if now > then]
     return states, read, list(dict.fromkeys(skipped))
 
 
-def _newly_skipped(bucket: Bucket, counts: Sequence[float]) -> list[Tensor]:
-    """The parameters whose gradients were skipped since the host last read the counts."""
-    before, bucket.skipped = bucket.skipped, [int(count) for count in counts]
-    blocks = zip(bucket.blocks, bucket.skipped, before, strict=True)
-    return [block.parameter for block, now, then in blocks if now > then]
-
-
-def _plan_(
-    task: "Task", state: State, first: int, criteria: list[list[float]], steps: list[float]
-) -> list[Check]:
+def _plan_(task: "Task", state: State, read: Read) -> list[Check]:
     """Decide which bases are due."""
+    criteria, steps = read
     bucket, o, counters = task.bucket, task.options, task.bucket.counters
-    clock = bucket.clocks[task.call]
+    clock, first = bucket.clocks[task.call], min(task.due)
     checks: dict[tuple[int, bool], Check] = {}
     for position, tau in task.due.items():
         t = int(steps[position - first])

@@ -27,12 +27,11 @@ class Task:
     bucket: Bucket
     call: Statistics  # step(), or observe(), in which nothing moves
     options: Options
-    parts: list[Part]  # those with blocks that may have a gradient
+    unfinished: list[Part]  # of those with blocks that may have a gradient
     clock: list[int]  # calls that each block has seen after this one, as far as the host knows
     due: dict[int, float]  # τ of the blocks that are checked at this t, as far as the host knows
     factors_see: bool  # whether the factors see the gradients
     graft: GraftScope | None  # what norms are taken over; None where nothing is grafted
-    unfinished: int  # how many parts have not been delivered
     waiting: list[Part] = field(default_factory=list)  # parts that wait for their bases
 
     @property
@@ -72,7 +71,7 @@ def plan(call: Statistics, buckets: Sequence[Bucket], options: Sequence[Options]
         scope = None if call == "observe" or o.graft is None else o.graft_scope
         scope = None if bucket.elementwise else scope if bucket.several else scope and "block"
         parts = [part for part in bucket.parts if any(present[part.start : part.stop])]
-        tasks.append(Task(bucket, call, o, parts, clock, due, not ignored, scope, len(parts)))
+        tasks.append(Task(bucket, call, o, parts, clock, due, not ignored, scope))
     return tasks
 
 
@@ -135,7 +134,7 @@ def batches(tasks: Sequence[Task]) -> list[list[tuple[Task, Part]]]:
     size, last = 0, None  # of the last batch: its bytes and its key
     for task in tasks:
         key = task.key
-        for part in task.parts:
+        for part in task.unfinished:
             if key != last or size + part.nbytes > task.bucket.room:
                 joined.append([])
                 size, last = 0, key
@@ -210,8 +209,8 @@ def deliver_(task: Task, part: Part) -> None:
     if task.bucket.method.decay == "after" and o.weight_decay != 0:
         part.G.mul_(1 - o.rate * o.weight_decay)
     task.bucket.route.deliver_(part, o.weight_decay)
-    task.unfinished -= 1
-    part.forget_()
+    task.unfinished.remove(part)
+    del part.G, part.c
 
 
 # -------------------------------------------------------------------- grafting over parameters
