@@ -84,9 +84,13 @@ def uncut(p: Tensor, team: "Team | None") -> Block:
 
 
 def matrix_shape(p: Tensor, o: Options) -> tuple[int, ...]:
-    """The shape of each matrix in a parameter, without the dimensions that number them."""
+    """The shape of each matrix in a parameter, without the dimensions that number them.
+
+    A matrix without equal pieces is left whole, and refused when it is cut.
+    """
     shape = tuple(p.shape[o.batch_dims :])
-    return (-(-shape[0] // o.pieces), *shape[1:]) if shape else shape
+    equal = shape and shape[0] % o.pieces == 0
+    return (shape[0] // o.pieces, *shape[1:]) if equal else shape
 
 
 def cut(
