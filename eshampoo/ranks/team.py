@@ -167,7 +167,8 @@ def teams_of(
     if o.process_group is not None:
         team = known.get(o.process_group) or Team(o.process_group)
         values = [f"the values of parameter {n}: {checksum(p)}" for n, p in enumerate(params)]
-        team.check_same([*about, *facts_of(o), *layout, *values])
+        team.check_same([*about, *facts_of(o), *layout])
+        team.check_same(values)
     return teams
 
 

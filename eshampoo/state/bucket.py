@@ -41,9 +41,7 @@ class Counters:
         self.checks, self.computations, self.failures, self.waited = list(self.arrays.values())[:4]
         self.criterion, self.work, self.spent = list(self.arrays.values())[4:]
         # With record=True, (step, criterion, computed?) of the last checks of a factor.
-        self.history: defaultdict[int, deque[tuple[int, float, bool]]] = defaultdict(
-            lambda: deque(maxlen=HISTORY)
-        )
+        self.history: dict[int, Any] = defaultdict(lambda: deque(maxlen=HISTORY))
 
     def named(self) -> dict[str, Tensor]:
         """The counters under the names that they have in `state[p]`; none without factors."""
@@ -63,13 +61,13 @@ class Bucket:
 
     def __init__(self, group: int, kind: Kind, options: Options, route: Route) -> None:
         self.group, self.method, self.shape, self.modes = group, *kind[:3]
-        self.memory = kind.device, kind.dtype
         self.route = route
         # Whole parameters under element-wise Adam: their state has the layout of the parameter.
         self.elementwise = kind.row.sides is no_side
         self.blocks = [route.blocks[number] for number in route.mine]
         count = len(self.blocks)
         self.state = State.zeros(kind, options, count)
+        self.memory = self.state.step.device, kind.dtype
         self.counters = Counters(count, len(kind.modes))
         # How many calls of step() and observe() each block has seen, as far as the host knows. The
         # device does not count skipped gradients, so the host may be ahead until it reads.
