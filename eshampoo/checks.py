@@ -6,26 +6,14 @@ with the offset φ ∈ [0, 1) is checked ⌊φn⌋ steps earlier, so that checks
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 # Up to this step, while averages change quickly, all blocks are checked at the same steps.
 TOGETHER_UNTIL = 20
 
 
-@dataclass(frozen=True)
-class Every:
-    """Checks at the steps t with t mod F = 0, all blocks at once."""
-
-    frequency: int
-
-    def __call__(self, step: int, offset: float = 0.0) -> bool:
-        return step % self.frequency == 0
-
-
-@dataclass(frozen=True)
-class WhenNew:
-    """Checks at t = 1, and whenever the share ν of a factor's average is new since the last check.
+def is_new(beta: float, novelty: float, step: int, offset: float = 0.0) -> bool:
+    """Whether there is a check: at t = 1, and when the share ν of an average is new since the last.
 
         ρ(s, t) = 1 − β^{t−s} (1 − β^s) / (1 − β^t) ≥ ν,      a sum (β = 1): ρ = 1 − s/t
 
@@ -33,43 +21,40 @@ class WhenNew:
     resumed runs agree on them without any state. If a method does not count its first gradient
     (t = 0), that gradient is a check too.
 
-    >>> checks = when_new(0.999, 0.1)
-    >>> [t for t in range(1, 40) if checks(t)]
+    >>> [t for t in range(1, 40) if is_new(0.999, 0.1, t)]
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 23, 26, 29, 33, 37]
     """
+    if step <= 1:
+        return True
+    if novelty == 1 and beta > 0:  # something of the first gradient always remains
+        return False
+    steps = steps_so_far(beta, novelty)
+    while (last := steps[-1]) < step:
+        gap = gap_after(last, beta, novelty)
+        if beta < 1 and beta**last < 1e-9:  # the gap no longer grows
+            return is_now(step, step + (last - step) % gap, gap, offset)
+        steps.append(last + gap)
+    at = bisect_left(steps, step)
+    return is_now(step, steps[at], steps[at] - steps[at - 1], offset)
 
-    beta: float
-    novelty: float
-    _steps: list[int] = field(
-        default_factory=lambda: [1], init=False, repr=False, compare=False
-    )  # the steps of the checks found so far
 
-    def __call__(self, step: int, offset: float = 0.0) -> bool:
-        if step <= 1:
-            return True
-        if self.novelty == 1 and self.beta > 0:  # something of the first gradient always remains
-            return False
-        steps = self._steps
-        while (last := steps[-1]) < step:
-            gap = self._gap(last)
-            if self.beta < 1 and self.beta**last < 1e-9:  # the gap no longer grows
-                return is_now(step, step + (last - step) % gap, gap, offset)
-            steps.append(last + gap)
-        at = bisect_left(steps, step)
-        return is_now(step, steps[at], steps[at] - steps[at - 1], offset)
+@lru_cache(maxsize=64)
+def steps_so_far(beta: float, novelty: float) -> list[int]:
+    """The steps of the checks that were found so far; β and ν may change at any step."""
+    return [1]
 
-    def _gap(self, last: int) -> int:
-        """The smallest n with ρ(s, s + n) ≥ ν; a tie such as β = 1 − ν survives rounding."""
-        beta, novelty = self.beta, self.novelty
-        if beta == 0:
-            return 1
-        if beta == 1:
-            gap = last * novelty / (1 - novelty)
-        else:
-            log = math.log(beta)
-            old = -math.expm1(last * log)  # 1 − β^s, accurate also for β near 1
-            gap = math.log1p(-novelty * old / (1 - novelty * beta**last)) / log
-        return max(1, math.ceil(gap * (1 - 1e-12) - 1e-9))
+
+def gap_after(last: int, beta: float, novelty: float) -> int:
+    """The smallest n with ρ(s, s + n) ≥ ν; a tie such as β = 1 − ν survives rounding."""
+    if beta == 0:
+        return 1
+    if beta == 1:
+        gap = last * novelty / (1 - novelty)
+    else:
+        log = math.log(beta)
+        old = -math.expm1(last * log)  # 1 − β^s, accurate also for β near 1
+        gap = math.log1p(-novelty * old / (1 - novelty * beta**last)) / log
+    return max(1, math.ceil(gap * (1 - 1e-12) - 1e-9))
 
 
 def is_now(step: int, check: int, gap: int, offset: float) -> bool:
@@ -79,7 +64,3 @@ def is_now(step: int, check: int, gap: int, offset: float) -> bool:
     """
     early = int(offset * gap) if check - gap >= TOGETHER_UNTIL else 0
     return step == check - early
-
-
-# Keeps the steps found so far for the last 64 pairs (β, ν): both may change at any step.
-when_new = lru_cache(maxsize=64)(WhenNew)

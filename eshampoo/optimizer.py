@@ -19,7 +19,7 @@ from .options import ADAM_KEYS, RULES, Keywords, Options, Statistics, offered
 from .report import BasisReport, reports
 from .state import checkpoint
 from .state.bucket import Bucket, entries
-from .state.dtensor import held_sizes, is_sharded
+from .state.dtensor import held_sizes, is_sharded, lay_out_gradient
 from .state.layout import build
 from .step.precision import guarded
 from .step.step import plan, take_step
@@ -47,24 +47,19 @@ class EigenbasisOptimizer(Optimizer):
     keywords: ClassVar[type[Keywords]]
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
-        self._reset()
         self._trained: set[Tensor] = set()  # parameters that keep their state while frozen
         self._laid_out = False  # until all groups have been added
         self._own = offered(self.keywords)
         Options.of(defaults, self._own)  # checked before the parameters, as in torch
-        given: list[Any] = [] if isinstance(params, Tensor) else list(params)  # torch refuses []
-        self._expected_groups = max(1, sum(isinstance(entry, dict) for entry in given))
-        super().__init__(given or params, {**defaults, "method": self.method.name})
-        self._laid_out = True
-        self._remember()
+        super().__init__(params, {**defaults, "method": self.method.name})
+        self._build_all()
 
     def _reset(self) -> None:
         """Forget everything that is built from the parameters."""
         self._buckets: list[Bucket] = []
-        self._shaping: list[dict[str, Any]] = []  # the options that shaped the state of each group
+        self._shaped_by: list[Options] = []  # what each group said when its state was laid out
         self._raw_options, self._options_cache = list[Any](), list[Options]()  # of all groups
         self._teams: dict[Any, Team] = {}  # by process group or mesh
-        self._team_of: dict[Tensor, Team] = {}  # of parameters that other ranks have a part in
         self._started = False  # stepped, or loaded a state
         self._warned = False  # the user has been told of skipped gradients
         self._calls = {"step": self.method.start, "observe": 0}  # the same on all ranks
@@ -73,17 +68,17 @@ class EigenbasisOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, at any time; nothing changes if it is refused."""
-        if self._laid_out:
-            self._follow()
-        before = len(self.param_groups)
+        if not self._laid_out:  # the state is laid out when torch has added all groups
+            super().add_param_group(param_group)
+            return
+        self._follow()
         super().add_param_group(param_group)
         try:
-            self._build(before)
+            self._build(len(self.param_groups) - 1)
         except BaseException:
-            del self.param_groups[before:]
+            self.param_groups.pop()
             raise
-        if self._laid_out:
-            self._remember()
+        self._remember()
 
     @torch.inference_mode(False)
     def _build(self, index: int) -> None:
@@ -98,26 +93,18 @@ class EigenbasisOptimizer(Optimizer):
         if o.process_group is not None or any(map(is_sharded, params)):
             from .ranks.team import teams_of  # slow to import, so only where needed
 
-            groups = max(self._expected_groups, index + 1)
-            about = [self.method.name, f"{groups} param groups"]
+            about = [self.method.name, f"{len(self.param_groups)} param groups"]
             teams = teams_of(params, o, index, about, names, self._teams)
         buckets = build(index, params, self.method, o, teams, names)
         self._buckets += buckets
-        self._shaping.append(o.shaping)
-        self._team_of |= teams
-        self._show(buckets)
+        self._shaped_by.append(o)
+        for bucket in buckets:
+            for p, views in entries(bucket).items():
+                self.state[p].update(views)
 
     def _trains(self, p: Tensor) -> bool:
         """Whether a parameter has state: from the first moment at which it requires gradients."""
         return p.numel() > 0 and (p.requires_grad or p.grad is not None or p in self._trained)
-
-    def _show(self, buckets: Sequence[Bucket]) -> None:
-        """Put views of the buckets into `state`."""
-        for p in dict.fromkeys(p for bucket in buckets for p in bucket.parameters):
-            self.state[p] = {}
-        for bucket in buckets:
-            for p, name, view in entries(bucket):
-                self.state[p][name] = view
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -175,17 +162,15 @@ class EigenbasisOptimizer(Optimizer):
     @torch.no_grad()
     def _move_state(self, written: bool) -> None:
         """Move the state, or what was written over it, by place to the tensors in the groups."""
-        for group in self.param_groups:
-            group["params"] = list(group["params"])
-        now, looks, names = self._parameters(), iter(self._looks), self._names()
-        shapes = [[next(looks)[0] for _ in group] for group in self._params]
+        now, names = self._parameters(), self._names()
+        sizes = [len(group["params"]) for group in self.param_groups]
         validate.check_params(now, names)
-        validate.check_successors(shapes, [group["params"] for group in self.param_groups], names)
+        validate.check_successors(list(map(len, self._params)), sizes, self._looks, now, names)
         if written:
             stored, wanted = dict(self.state), checkpoint.expected(self._buckets)
             for p in self._shown:
                 if stored.get(p):
-                    checkpoint.check_fit(p, stored[p], wanted[p], names)
+                    validate.check_entries(p, stored[p], wanted[p], names)
         else:
             stored = checkpoint.collect([b for b in self._buckets if not b.state.step.is_meta])
         pairs = zip(chain(*self._params), now, strict=True)
@@ -199,15 +184,15 @@ class EigenbasisOptimizer(Optimizer):
             raise
         self._started, self._calls = before["_started"], before["_calls"]
         checkpoint.fill_(self._buckets, moved, adam=False)
-        self._remember()
 
     def _build_all(self) -> None:
         """Build the state of all groups, as it is before their first gradient."""
         self._reset()
         self.state = defaultdict(dict)
-        self._expected_groups = len(self.param_groups)
         for index in range(len(self.param_groups)):
             self._build(index)
+        self._laid_out = True
+        self._remember()
 
     # ---------------------------------------------------------------- the step
 
@@ -262,21 +247,20 @@ class EigenbasisOptimizer(Optimizer):
             validate.warn_of_skipped(skipped, self._names())
         self._failures += failures
         if checks or (self._failures and not shared):  # ranks tell each other at their checks
-            words = self._any_words(validate.failed_bases(self._failures, self._names()))
-            self._failures = []
-            if words:
+            told, self._failures = self._failures, []
+            words = validate.failed_bases(told, self._names()) if told else ""
+            if words := self._any_words(words):
                 raise RuntimeError(words)
 
     def _check_gradients(self, options: Sequence[Options]) -> None:
         """Place the gradients of DTensors like their parameters; refuse gradients of no use."""
         params = self._parameters()
-        for p, team in self._team_of.items():
-            team.lay_out_gradient(p)
+        for p in params if self._teams else ():
+            lay_out_gradient(p)
         if any(p.is_meta for p in params):
             validate.check_materialised(params, self._names())
-        grads = [(p, p.grad) for p in params if p.grad is not None]
-        for p, grad in grads:
-            if grad.is_sparse or grad.is_complex():
+        for p in params:
+            if (grad := p.grad) is not None and (grad.is_sparse or grad.is_complex()):
                 validate.refuse_gradient(p, grad, self._names())
         pairs = zip(self.param_groups, options, strict=True)
         watched = [p for group, o in pairs if o.nonfinite == "raise" for p in group["params"]]
@@ -284,7 +268,8 @@ class EigenbasisOptimizer(Optimizer):
             ranks = max([1, *(team.size for team in self._teams.values())])  # they share a norm
             sizes = zip(watched, held_sizes(watched).tolist(), strict=True)
             bad = [p for p, size in sizes if not size < ranks**-0.5]
-            if words := self._any_words(validate.not_finite(bad, self._names())):
+            words = validate.not_finite(bad, self._names()) if bad else ""
+            if words := self._any_words(words):
                 raise FloatingPointError(words)
 
     def _any_words(self, words: str) -> str:
@@ -308,8 +293,7 @@ class EigenbasisOptimizer(Optimizer):
         unknown = list in kinds or Tensor in kinds or len(raw) != len(self._raw_options)
         if unknown or any(map(is_not, raw, self._raw_options)):
             options = [Options.of(group, self._own) for group in groups]
-            for o, shaping in zip(options, self._shaping, strict=True):
-                validate.check_shaping(o.shaping, shaping)
+            validate.check_shaping(options, self._shaped_by)
             self._raw_options, self._options_cache = raw, options
         return self._options_cache
 
@@ -386,8 +370,7 @@ class EigenbasisOptimizer(Optimizer):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
         groups = checkpoint.read_groups(state_dict, self.param_groups, self.method.name)
-        for group, shaping in zip(groups, self._shaping, strict=True):
-            validate.check_shaping(Options.of(group, self._own).shaping, shaping)
+        validate.check_shaping([Options.of(g, self._own) for g in groups], self._shaped_by)
         saved, names = checkpoint.saved_entries(state_dict, self._parameters()), self._names()
         self._trained = self._trained | saved.keys()
         self._follow()  # frozen parameters that were trained before get room for their state
@@ -402,17 +385,15 @@ class EigenbasisOptimizer(Optimizer):
         validate.check_copyable(self._teams)
         self._follow()
         own = {"defaults": self.defaults, "param_groups": self.param_groups}
-        state = {p: {n: v.clone() for n, v in entry.items()} for p, entry in self.state.items()}
+        state = checkpoint.collect(self._buckets)
         if get_spawning_popen() is not None:
             self._sent = state  # tensors on their way to a new process must live until it starts
-        return {**own, "state": state, "started": self._started}
+        return {**own, "state": state, "_started": self._started}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        own = {name: state[name] for name in ("defaults", "param_groups")}
-        super().__setstate__({**own, "state": defaultdict(dict)})
-        self._own, self._laid_out = offered(self.keywords), True
+        super().__setstate__({**state, "state": defaultdict(dict)})
+        self._own = offered(self.keywords)
         self._trained = set(state["state"])
         self._build_all()
         checkpoint.fill_(self._buckets, state["state"], adam=False)
-        self._started = state["started"]
-        self._remember()
+        self._started = state["_started"]

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from . import validate
-from .checks import Every, WhenNew, when_new
+from .checks import is_new
 from .math.solvers import Solver
-from .validate import Rule, one_of, or_none
+from .validate import Rule, also, one_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -143,10 +143,10 @@ class Bases:
         max_dim: the largest size of a block; larger dimensions are split into several blocks.
     """
 
-    rms: Size = keyword("auto", validate.RMS)
-    budget: float | None = keyword(0.25, or_none(validate.AT_LEAST_0))
+    rms: Size = keyword("auto", also(validate.POSITIVE, "auto", None))
+    budget: float | None = keyword(0.25, also(validate.AT_LEAST_0, None))
     tau: Tau = keyword(0.03, validate.TAU)
-    frequency: Frequency = keyword("auto", validate.FREQUENCY)
+    frequency: Frequency = keyword("auto", also(validate.COUNT, "auto"))
     novelty: float = keyword(0.1, validate.ABOVE_0)
     solver: Solver = keyword("eigh", one_of(Solver))
     qr_iterations: int = keyword(10, validate.COUNT)
@@ -214,7 +214,7 @@ class SecondMoment:
             matrix A (Algorithm 1; blocks of at most 4096 elements).
     """
 
-    beta3: float | None = keyword(None, or_none(validate.SHARE))
+    beta3: float | None = keyword(None, also(validate.SHARE, None))
     correction: Correction = keyword("naive", one_of(Correction))
 
 
@@ -310,11 +310,11 @@ class Options(
         """α as a number, or as a tensor without dimensions."""
         return self.lr.view(()) if isinstance(self.lr, Tensor) else self.lr
 
-    @cached_property
-    def checks_at(self) -> Every | WhenNew:
-        """Whether the optimizer evaluates the criterion at step t."""
-        F = self.frequency
-        return when_new(self.betas[1], self.novelty) if F == "auto" else Every(F)
+    def checks_at(self, step: int, offset: float = 0.0) -> bool:
+        """Whether the criterion of a block with this offset is evaluated at step t."""
+        if self.frequency == "auto":
+            return is_new(self.betas[1], self.novelty, step, offset)
+        return step % self.frequency == 0
 
     @cached_property
     def has_graft_moment(self) -> bool:
@@ -323,12 +323,8 @@ class Options(
 
     @cached_property
     def shaping(self) -> dict[str, Any]:
-        """The options that shape the state; they cannot change while the state exists."""
-        names = (
-            "max_dim", "oversize", "merge_dims", "vectors", "matrices", "sides", "state", "moment",
-            "statistics", "factors", "batch_dims", "pieces",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names} | {
+        """What shapes the state."""
+        return {name: getattr(self, name) for name in validate.SHAPING} | {
             "graft with a second moment": self.has_graft_moment,
             "correction='optimal'": self.correction == "optimal",
         }

@@ -26,7 +26,9 @@ def every_side(shape: Sequence[int], o: Options) -> Modes:
     large = [dim for dim, size in enumerate(shape) if size != 1]
     joined = [[dim] for dim in large]
     if o.merge_dims == "kernel":
-        joined = [large[:1], large[1:]] if _fits(shape, large[2:], o.max_dim) else joined
+        kernel = prod(shape[dim] for dim in large[2:])
+        if len(large) > 2 and kernel <= o.max_dim:  # small enough to be joined to some inputs
+            joined = [large[:1], large[1:]]
     elif o.merge_dims:
         joined = merge(shape, o.max_dim)
     sizes = [prod(shape[dim] for dim in dims) for dims in joined]
@@ -37,20 +39,11 @@ def every_side(shape: Sequence[int], o: Options) -> Modes:
         rest = [prod(shape) // size for size in sizes]
         modes = tuple(i for i in modes if sizes[i] < MAX_ASPECT * rest[i])
         if o.sides != "both":
-            modes = tuple(i for i in modes if i == _chosen(o.sides, sizes))
+            last = len(sizes) - 1
+            smallest = min(range(last, -1, -1), key=sizes.__getitem__)  # of equal ones, the last
+            chosen = {"left": 0, "right": last, "smaller": smallest}[o.sides]
+            modes = tuple(i for i in modes if i == chosen)
     return (joined, modes) if modes else no_side(shape, o)
-
-
-def _chosen(side: str, sizes: Sequence[int]) -> int:
-    """The mode that has the only basis; of equally small modes, the last."""
-    last = len(sizes) - 1
-    smallest = min(range(len(sizes)), key=lambda i: (sizes[i], -i))
-    return {"left": 0, "right": last, "smaller": smallest}[side]
-
-
-def _fits(shape: Sequence[int], kernel: Sequence[int], max_dim: int) -> bool:
-    """Whether there are kernel dimensions, small enough to be joined to some inputs."""
-    return len(kernel) > 0 and prod(shape[dim] for dim in kernel) <= max_dim
 
 
 def one_side(shape: Sequence[int], o: Options) -> Modes:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
 # One operation on many tensors.
@@ -25,13 +24,6 @@ def strided_shard() -> type[Any]:
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return _StridedShard
-
-
-def default_group() -> "dist.ProcessGroup":
-    """The group of all ranks."""
-    from torch.distributed.distributed_c10d import _get_default_group
-
-    return _get_default_group()
 
 
 def flattened(mesh: "DeviceMesh") -> "DeviceMesh":

@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from inspect import currentframe
-from itertools import chain
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
 
@@ -17,11 +16,14 @@ import torch
 from torch import Size, Tensor
 from torch.nn import Parameter
 
+from .state.dtensor import local
+
 if TYPE_CHECKING:
     from .options import Options
     from .state.bucket import Bucket
 
-Shape = tuple[int, ...]
+# The names and shapes of the state of a parameter.
+Shapes = dict[str, tuple[int, ...]]
 
 # Parameter, mode, and how often in a row no basis could be computed for this factor.
 Failure = tuple[Tensor, int, int]
@@ -101,10 +103,18 @@ def only_false(why: str) -> Rule:
     return Rule(lambda v: v is None or v is False, f"it must be None or False, because {why}")
 
 
-def or_none(rule: Rule) -> Rule:
-    """None, or what the rule says."""
+def also(rule: Rule, *others: object) -> Rule:
+    """One of `others`, or what the rule says."""
+    words = f"it must be {' or '.join(map(repr, others))}, or{rule.words.removeprefix('it must')}"
+    return Rule(lambda v: v in others or rule.holds(v), words, rule.read)
+
+
+def whole_from(least: int) -> Rule:
+    """A whole number."""
     return Rule(
-        lambda v: v is None or rule.holds(v), rule.words.replace("it must", "it must be None or")
+        lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= least,
+        f"it must be a whole number of at least {least}",
+        whole_number,
     )
 
 
@@ -133,26 +143,8 @@ TAU = Rule(
     lambda v: callable(v) or number(v) >= 0,
     "it must be a number of at least 0 (0 recomputes at every check, 1 never) or a function of t",
 )
-WHOLE = Rule(
-    lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0,
-    "it must be a whole number of at least 0",
-    whole_number,
-)
-COUNT = Rule(
-    lambda v: WHOLE.holds(v) and v >= 1,
-    "it must be a whole number of at least 1",
-    whole_number,
-)
-FREQUENCY = Rule(
-    lambda v: v == "auto" or COUNT.holds(v),
-    "it must be 'auto' or a whole number of at least 1",
-    whole_number,
-)
+WHOLE, COUNT = whole_from(0), whole_from(1)
 ABOVE_0 = Rule(lambda v: 0 < number(v) <= 1, "it must lie in (0, 1]")
-RMS = Rule(
-    lambda v: v in ("auto", None) or POSITIVE.holds(v),
-    "it must be 'auto', None, or more than 0 and finite",
-)
 SWITCH = Rule(lambda v: isinstance(v, bool), "it must be True or False")
 
 # Switches of torch's own optimizers, which programs pass to every optimizer.
@@ -174,23 +166,15 @@ NAMES_ELSEWHERE: Mapping[str, str] = {
 
 def check_contradictions(o: "Options") -> None:
     """Refuse values that contradict each other."""
-    both = "contradict each other"
-    for names, contradicts, why in (
-        (("rms", "graft"), o.rms and o.graft, "both set the size; leave one of them at None"),
-        (
-            ("sides", "vectors"),
-            o.sides != "both" and o.vectors == "full",
-            f"{both}; set sides='both'",
-        ),
-        (
-            ("moment", "correction"),
-            o.moment != "entry" and o.correction == "optimal",
-            f"{both}; set moment='entry' or correction='naive'",
-        ),
-    ):
-        if contradicts:
-            values = " and ".join(f"{name}={getattr(o, name)!r}" for name in names)
-            raise ValueError(f"{values} {why}")
+    if o.rms and o.graft:
+        raise ValueError(
+            f"rms={o.rms!r} and graft={o.graft!r} both set the size; leave one of them at None"
+        )
+    if o.moment != "entry" and o.correction == "optimal":
+        raise ValueError(
+            f"moment={o.moment!r} and correction={o.correction!r} contradict each other; "
+            "set moment='entry' or correction='naive'"
+        )
 
 
 def check_switches(values: Mapping[str, Any]) -> None:
@@ -211,14 +195,23 @@ def misspelt(key: str, own: Collection[str], of_others: Collection[str]) -> str 
     return f"did you mean {close[0]!r}?" if close else None
 
 
-def check_shaping(now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+# Options that shape the state; they cannot change while the state exists.
+SHAPING = (
+    "max_dim", "oversize", "merge_dims", "vectors", "matrices", "sides", "state", "moment",
+    "statistics", "factors", "batch_dims", "pieces",
+)  # fmt: skip
+
+
+def check_shaping(now: Iterable["Options"], before: Iterable["Options"]) -> None:
     """Refuse a change of options that would need a state with other shapes."""
-    for key, value in now.items():
-        if value != before[key]:
-            raise ValueError(
-                f"{key} is {value!r} now but was {before[key]!r} when the state was laid out; "
-                "the shapes of the state depend on it: set it back, or build a new optimizer"
-            )
+    for o, old in zip(now, before, strict=True):
+        for key, value in o.shaping.items():
+            if value != old.shaping[key]:
+                raise ValueError(
+                    f"{key} is {value!r} now but was {old.shaping[key]!r} when the state was laid "
+                    "out; the shapes of the state depend on it: set it back, or build a new "
+                    "optimizer"
+                )
 
 
 # -------------------------------------------------------------------- parameters
@@ -236,16 +229,18 @@ def check_params(params: Iterable[Tensor], names: Mapping[Tensor, str]) -> None:
 
 
 def check_successors(
-    before: Sequence[Sequence[Size]], now: Sequence[Sequence[Tensor]], names: Mapping[Tensor, str]
+    known: list[int],  # how many parameters the param groups had, and have
+    sizes: list[int],
+    looks: Iterable[tuple[Size, Any, Any]],  # their shapes, dtypes and devices
+    now: Iterable[Tensor],
+    names: Mapping[Tensor, str],
 ) -> None:
     """Refuse tensors in the param groups that cannot take over the state of those before them."""
-    sizes, known = [len(group) for group in now], [len(group) for group in before]
     faults = [f"the param groups have {sizes} parameters now and had {known}"]
     if sizes == known:
-        pairs = zip(chain(*before), chain(*now), strict=True)
         faults = [
             f"{called(q, names)} has taken the place of a tensor of shape {tuple(shape)}"
-            for shape, q in pairs
+            for (shape, *_), q in zip(looks, now, strict=True)
             if q.shape != shape
         ]
     for fault in faults:
@@ -277,7 +272,13 @@ def check_copyable(teams: Collection[object]) -> None:
 def check_block(
     p: Tensor, shape: tuple[int, ...], o: "Options", names: Mapping[Tensor, str], limit: int
 ) -> None:
-    """Refuse a block that an option has no meaning, or no memory, for."""
+    """Refuse a block that an option has no meaning, or no memory, for, or no equal pieces."""
+    rows = p.shape[o.batch_dims]
+    if rows % o.pieces != 0:
+        raise ValueError(
+            f"pieces={o.pieces} does not divide dimension 0 of the matrices of {called(p, names)}, "
+            f"{rows}: give the parameter a group of its own"
+        )
     if o.moment == "row" and len(shape) == 1:
         raise ValueError(
             f"moment='row' needs rows, and {called(p, names)} has a block of one mode, {shape}. "
@@ -290,22 +291,12 @@ def check_block(
         )
 
 
-def check_pieces(p: Tensor, shape: Sequence[int], pieces: int, names: Mapping[Tensor, str]) -> None:
-    """Refuse a matrix that cannot be cut into equal pieces."""
-    if shape[0] % pieces != 0:
-        raise ValueError(
-            f"pieces={pieces} does not divide dimension 0 of the matrices of {called(p, names)}, "
-            f"{shape[0]}: give the parameter a group of its own"
-        )
-
-
 def check_one_mode(shape: Sequence[int], max_dim: int) -> None:
     """Refuse a parameter that is too long for full-matrix Adam."""
-    numel = math.prod(shape)
-    if numel > max_dim:
+    if math.prod(shape) > max_dim:
         raise ValueError(
-            f"a parameter of shape {tuple(shape)} has {numel} elements, and FullMatrixAdam takes "
-            f"at most max_dim={max_dim}. Raise max_dim, set matrices='adam', or use EShampoo"
+            f"a parameter of shape {tuple(shape)} has more elements than FullMatrixAdam takes, "
+            f"max_dim={max_dim}. Raise max_dim, set matrices='adam', or use EShampoo"
         )
 
 
@@ -342,9 +333,7 @@ def refuse_gradient(p: Tensor, grad: Tensor, names: Mapping[Tensor, str]) -> NoR
 
 
 def not_finite(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> str:
-    """What to say about gradients that are not finite, with nonfinite="raise", or ""."""
-    if not params:
-        return ""
+    """What to say about gradients that are not finite, with nonfinite="raise"."""
     return (
         f"the gradient of {', '.join(called(p, names) for p in params)} has NaN or Inf, or its "
         "squares overflow; nothing was changed. Find the cause, or set nonfinite='skip'"
@@ -361,9 +350,7 @@ def warn_of_skipped(params: Sequence[Tensor], names: Mapping[Tensor, str]) -> No
 
 
 def failed_bases(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> str:
-    """What to say about bases that failed too often in a row, or ""."""
-    if not failures:
-        return ""
+    """What to say about bases that failed too often in a row."""
     listed = ", ".join(
         f"factor {mode} of {called(p, names)} ({in_a_row} times in a row)"
         for p, mode, in_a_row in failures
@@ -425,42 +412,45 @@ def refuse_adam(method: str) -> NoReturn:
 
 
 def check_entries(
-    p: Tensor,
-    rows: Sequence[tuple[str, object, Shape | None, Shape | None]],
-    names: Mapping[Tensor, str],
+    p: Tensor, entry: Mapping[str, Any], shapes: Shapes, names: Mapping[Tensor, str]
 ) -> None:
-    """Refuse entries of a state: name, what this rank holds, expected shape, shape found."""
-    for name, value, shape, found in rows:
-        if fault := fault_of(p, name, value, shape, found):
+    """Refuse entries of a state that do not fit or cannot be right."""
+    held = {name: local(value) for name, value in entry.items() if isinstance(value, Tensor)}
+    for name in sorted({*entry, *shapes}):
+        value = entry.get(name)
+        if value is None and name.startswith("norm_sq"):
+            continue  # a state from elsewhere: it starts with the next gradient
+        if fault := fault_of(p, name, value, held.get(name), shapes.get(name)):
             raise ValueError(
                 f"{name!r} in the state of {called(p, names)} {fault}; nothing was changed. Load "
-                "an undamaged file, of the same parameters with the same max_dim, merge_dims, "
-                "oversize, vectors, matrices, sides, state, moment, statistics, factors, "
-                "batch_dims, pieces, graft and correction"
+                "an undamaged file, of the same parameters with the same "
+                f"{', '.join(SHAPING)}, graft and correction"
             )
 
 
-def fault_of(p: Tensor, name: str, value: object, shape: Shape | None, found: Shape | None) -> str:
-    """What is wrong with an entry of a state; "" if nothing is."""
+def fault_of(
+    p: Tensor, name: str, value: object, held: Tensor | None, shape: tuple[int, ...] | None
+) -> str:
+    """What is wrong with an entry of a state; "" if nothing is. A rank looks at what it holds."""
     if shape is None:
         return "is not in the state of this optimizer"
     if name == "step" and 0 <= number(value) < math.inf:
         return ""
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or held is None:
         return "is missing" if value is None else f"is a {type(value).__name__}, not a tensor"
-    if found != shape:
+    if value.shape != shape:
         return f"has the shape {tuple(value.shape)}, which does not fit"
-    if value.layout != torch.strided:
-        return f"has the layout {value.layout}"
-    if name.startswith(COUNTERS) and value.is_floating_point():
-        return f"has the dtype {value.dtype}"
-    if value.numel() == 0 or value.is_meta:
-        return "is on the meta device, without values" if value.is_meta and not p.is_meta else ""
-    least, most = torch.stack(torch.aminmax(value)).tolist()
+    if held.layout != torch.strided:
+        return f"has the layout {held.layout}"
+    if name.startswith(COUNTERS) and held.is_floating_point():
+        return f"has the dtype {held.dtype}"
+    if held.numel() == 0 or held.is_meta:
+        return "is on the meta device, without values" if held.is_meta and not p.is_meta else ""
+    least, most = torch.stack(torch.aminmax(held)).tolist()
     if not (math.isfinite(least) and math.isfinite(most)):
         return "has NaN or Inf"
     limit = -1.0 if name.startswith("step") else 0.0
-    basis = name.startswith("basis_") and value.dim() == 3  # and not a counter
+    basis = name.startswith("basis_") and held.dim() == 3  # and not a counter
     negative = least < limit and name.startswith(("step", *NOT_NEGATIVE)) and not basis
     return "has negative numbers" if negative else ""
 

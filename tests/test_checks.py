@@ -2,6 +2,7 @@
 
 import copy
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -13,9 +14,14 @@ from keyword_table import COMMON, METHODS, choices
 from training import assert_same, checked, feed, parameters, problem, run, through_a_file
 
 from eshampoo import EShampoo, schedules
-from eshampoo.checks import Every, WhenNew, when_new
+from eshampoo.checks import is_new, steps_so_far
+from eshampoo.options import Options
 
 AUTO = {"frequency": "auto", "merge_dims": False, "record": True}
+
+
+def when_new(beta, novelty):
+    return partial(is_new, beta, novelty)
 
 
 def steps(checks, last, first=1):
@@ -56,13 +62,13 @@ def by_the_rule(beta, novelty, last):
 @example(beta=0.0, novelty=1.0)
 @example(beta=5e-324, novelty=1.0)
 def test_the_steps_are_those_of_the_rule_in_exact_arithmetic(beta, novelty):
-    assert steps(WhenNew(beta, novelty), 80) == by_the_rule(beta, novelty, 80)
+    assert steps(when_new(beta, novelty), 80) == by_the_rule(beta, novelty, 80)
 
 
 @pytest.mark.parametrize("beta", [0.9, 0.95, 0.99, 0.999, 1.0])
 @pytest.mark.parametrize("novelty", [0.03, 0.1, 0.3])
 def test_a_long_run_follows_the_rule_too(beta, novelty):
-    assert steps(WhenNew(beta, novelty), 700) == by_the_rule(beta, novelty, 700)
+    assert steps(when_new(beta, novelty), 700) == by_the_rule(beta, novelty, 700)
 
 
 def test_what_the_steps_are():
@@ -70,7 +76,7 @@ def test_what_the_steps_are():
     assert steps(when_new(0.0, 0.1), 49) == steps(when_new(0.9, 0.1), 49) == every
     assert steps(when_new(0.999, 1.0), 49) == steps(when_new(1.0, 1.0), 49) == [1]
     assert steps(when_new(1.0, 0.5), 100) == [1, 2, 4, 8, 16, 32, 64]
-    assert steps(Every(7), 30) == [7, 14, 21, 28]
+    assert steps(Options(frequency=7).checks_at, 30) == [7, 14, 21, 28]
     assert when_new(0.999, 0.1)(0)  # the first gradient of SOAP
 
 
@@ -87,12 +93,15 @@ def test_distances_never_shrink_and_end_at_the_memory_of_the_average(beta, novel
 
 @pytest.mark.parametrize("beta", [0.5, 0.95, 0.999, 1 - 1e-8, 1 - 2**-53, 1.0])
 def test_a_question_does_not_depend_on_those_before(beta):
-    checks = WhenNew(beta, 0.1)
+    checks = when_new(beta, 0.1)
+    steps_so_far.cache_clear()
     late = steps(checks, 10**6 + 1000, first=10**6)
-    assert steps(checks, 300) == steps(WhenNew(beta, 0.1), 300)
+    early = steps(checks, 300)
     assert steps(checks, 10**6 + 1000, first=10**6) == late
-    assert len(checks._steps) < 500  # a million steps are not a million numbers
+    assert len(steps_so_far(beta, 0.1)) < 500  # a million steps are not a million numbers
     checks(10**12)
+    steps_so_far.cache_clear()
+    assert steps(checks, 300) == early
 
 
 # Who follows them ---------------------------------------------------------------------------------

@@ -27,10 +27,8 @@ from eshampoo.classes import CLASSES
 ROOT = Path(eshampoo.__file__).parents[1]
 PACKAGE = ROOT / "eshampoo"
 
-# What there is to read outside the lab: lines of code, files, and the lines of a function. The aim
-# is 3,600 lines. For 130 more, readers get KL factors, batches of matrices, frozen parameters
-# without state and updates of the size of their signal, and every refusal that was promised.
-LINES, FILES, LONGEST_FUNCTION = 3730, 40, 50
+# What there is to read outside the lab: lines of code, files, and the lines of a function.
+LINES, FILES, LONGEST_FUNCTION = 3600, 40, 50
 # How often the way of one matrix crosses from file to file, in a step without a check of its
 # bases, in one with a check, and when a state is loaded.
 PLAIN, CHECK, LOAD = 20, 45, 50

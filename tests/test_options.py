@@ -176,20 +176,24 @@ def test_a_number_in_a_tensor_is_read_at_every_step():
     assert torch.equal(p, torch.full((4, 4), 0.5))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"sides": "left"}, {"vectors": "full"}),
-        ({"moment": "row"}, {"correction": "optimal"}),
-    ],
-)
-def test_values_that_contradict_each_other_are_refused_with_the_way_out(one, other):
-    p = parameters([torch.ones(3, 3)])
+def test_values_that_contradict_each_other_are_refused_with_the_way_out():
+    p, one, other = parameters([torch.ones(3, 3)]), {"moment": "row"}, {"correction": "optimal"}
     EShampoo(p, **one), EShampoo(p, **other)
     with pytest.raises(ValueError, match=r"set |leave ") as error:
         EShampoo(p, **one, **other)
     for name, value in {**one, **other}.items():
         assert f"{name}={value!r}" in str(error.value)
+
+
+def test_vectors_with_a_basis_go_with_one_sided_matrices():
+    one_sided, vectors = ({"sides": "left"}, {"vectors": "full"})
+    tensors, grads = problem([(4, 3), (5,)], 6)
+    together, apart = parameters(tensors), parameters(tensors)
+    run(EShampoo(together, **one_sided, **vectors), together, grads)
+    for options, p, at in ((one_sided, apart[0], 0), (vectors, apart[1], 1)):
+        run(EShampoo([p], **options), [p], [[step[at]] for step in grads])
+    for p, q in zip(together, apart, strict=True):
+        assert_same(p.detach(), q.detach())
 
 
 def test_what_the_state_was_laid_out_by_cannot_change_under_way():

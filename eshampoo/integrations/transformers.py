@@ -2,19 +2,13 @@
 
 from typing import Any
 
+import transformers
 from torch.optim import Optimizer
-from transformers import (
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
 
 from ..optimizer import EigenbasisOptimizer
 
 
-class LogBases(TrainerCallback):
+class LogBases(transformers.TrainerCallback):
     """Log the report of the bases whenever the Trainer logs the loss.
 
     Args:
@@ -22,14 +16,14 @@ class LogBases(TrainerCallback):
             Trainer does not tell its callbacks how to log.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: transformers.Trainer) -> None:
         self.trainer = trainer
 
     def on_log(
         self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
         **kwargs: Any,  # noqa: ANN401 - the Trainer passes them
     ) -> None:
         """The Trainer calls this when it logs."""

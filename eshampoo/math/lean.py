@@ -42,11 +42,6 @@ def places(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return place, lower.nonzero().squeeze(1)[place.flatten()[lower].argsort()]
 
 
-def triangle_size(d: int) -> int:
-    """The number of entries of a triangle with its diagonal."""
-    return d * (d + 1) // 2
-
-
 def pack(A: Tensor) -> Tensor:
     """Symmetric matrices as triangles."""
     return A.flatten(1).index_select(1, places(A.shape[1], A.device)[1])
@@ -58,11 +53,6 @@ def unpack(A: Tensor) -> Tensor:
         return A
     place = _place(A)
     return A.index_select(1, place.flatten()).view(-1, *place.shape)
-
-
-def like_storage(A: Tensor, like: Tensor) -> Tensor:
-    """Symmetric matrices stored like `like`, whole or as triangles."""
-    return A if A.dim() == like.dim() else pack(A) if like.dim() == 2 else unpack(A)
 
 
 def diagonal_of(P: Tensor) -> Tensor:
@@ -85,12 +75,10 @@ def _place(P: Tensor) -> Tensor:
 
 
 def average_rounded_(M: Tensor, value: Tensor, share: Tensor, t: Tensor, start: int = 0) -> Tensor:
-    """M ← M + share · (value − M), rounded if M has fewer bits than `value`; returns it unrounded.
+    """M ← M + share · (value − M), rounded: M has fewer bits than `value`; returns it unrounded.
 
     M [N, c] holds the entries from `start` on of N blocks. A share of 0 keeps every bit of M.
     """
-    if M.dtype == value.dtype:
-        return M.lerp_(value, share)
     average = M.to(value.dtype).lerp_(value, share)
     if M.dtype == torch.bfloat16:
         bits = thresholds(t, start, M.shape[1]).add_(average.view(torch.int32))

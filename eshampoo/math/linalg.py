@@ -7,20 +7,17 @@ are pure.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its __all__
+from torch.linalg import diagonal
 
 # For an X of at least this size, only the lower block triangle of XXᵀ is computed: 30 % faster.
 GRAM_ROWS, GRAM_COLUMNS = 384, 256
 
 # a, b, c of the quintic Newton–Schulz iteration, chosen for a steep slope at zero (Jordan, 2024).
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-
-# How many vectors x test a matrix V, and how large an entry of (VᵀV − I)x is not just rounding.
-PROBES, NOT_ORTHOGONAL = 4, 1e-3
 
 # Integers as wide as the floats of the state: 0 times the bits of NaN is 0, while 0 · NaN is NaN.
 # masked_fill_ takes five times as long.
@@ -33,11 +30,6 @@ ByMode = Mapping[int, Tensor]
 def along(vector: Tensor, mode: int, order: int) -> Tensor:
     """Vectors [N, d] as [N, 1, …, d, …, 1], to scale mode i of a stack of blocks of this order."""
     return vector.view(vector.shape[0], *([1] * mode), -1, *([1] * (order - mode - 1)))
-
-
-def diagonal(A: Tensor) -> Tensor:
-    """The diagonals [N, d] of matrices, a view."""
-    return A.diagonal(dim1=1, dim2=2)
 
 
 # -------------------------------------------------------------------- products
@@ -83,25 +75,6 @@ def orthonormalize(Q: Tensor) -> Tensor:
     """One Newton–Schulz step Q(3I − QᵀQ)/2: squares a small departure from orthogonality."""
     QtQ = torch.bmm(Q.transpose(1, 2), Q)
     return torch.baddbmm(Q, Q, QtQ, beta=1.5, alpha=-0.5)
-
-
-def are_orthogonal(V: Tensor) -> Tensor:
-    """Whether VᵀV = I for each V of a stack [K], tested on a few vectors x: VᵀVx = x, in d² work.
-
-    LAPACK can return matrices that are not orthogonal without an error, as MKL's float32 SVD does.
-    """
-    K, d, _ = V.shape
-    x = torch.arange(d * PROBES, dtype=V.dtype, device=V.device).square_().cos_().view(d, PROBES)
-    # As xᵀVᵀV: a few rows times a matrix are up to ten times as fast as a matrix times few columns.
-    x = x.t().contiguous().expand(K, PROBES, d)
-    found = torch.bmm(torch.bmm(x, V.transpose(1, 2)), V)
-    return ((found - x).abs() <= NOT_ORTHOGONAL).flatten(1).all(1)
-
-
-def require_sound(sound: Iterable[float]) -> None:
-    """Raise an error as LAPACK would, unless everything that was found is sound."""
-    if not all(sound):
-        raise LinAlgError("a decomposition is not finite or not orthogonal")
 
 
 def polar_factor(X: Tensor, iterations: int) -> Tensor:
@@ -173,7 +146,7 @@ def off_diagonal(A: Tensor) -> Tensor:
 
 def criterion(A: Tensor) -> Tensor:
     """‖Λ̂ − diag Λ̂‖_F / ‖Λ̂‖_F ∈ [0, 1], per matrix (Eq. criterion); 0 for a zero matrix."""
-    inside = torch.linalg.vector_norm(A.diagonal(dim1=-2, dim2=-1), dim=-1)
+    inside = torch.linalg.vector_norm(diagonal(A), dim=-1)
     return off_share(off_norm(off_diagonal(A)), inside)
 
 

@@ -10,12 +10,12 @@ unit vectors; `null` [K, d] marks the columns of V that are in the null space.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
-from .linalg import are_orthogonal, diagonal, put_, require_sound, take
+from .linalg import put_, take
 
 # A direction whose overlap σ with all slots is below this is near none of them.
 APART = 1e-4
@@ -34,30 +34,13 @@ def align_null_space(
     d = V.shape[1]
     small = [k for k, n in enumerate(nullity) if 0 < n <= d // 2]
     large = [k for k, n in enumerate(nullity) if n > d // 2]
-    if small:
-        count = max(nullity[k] for k in small)
-        V = _aligned(V, small, partial(nearest, count=count), null, old)
-    if large:
-        rank = max(1, d - min(nullity[k] for k in large))
-        V = _aligned(V, large, partial(nearest_beside, rank=rank), null, old)
-    return V
-
-
-Nearest = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
-
-def _aligned(
-    V: Tensor, members: list[int], nearest_basis: Nearest, null: Tensor, old: Tensor | None
-) -> Tensor:
-    """V with some members aligned."""
-    every = len(members) == len(V)
-    some = V if every else V[members]
-    aligned = nearest_basis(some, null[members], None if old is None else old[members])
-    require_sound(are_orthogonal(aligned).tolist())
-    if every:
-        return aligned
-    V = V.clone()
-    V[members] = aligned
+    for members, nearest_basis in ((small, nearest), (large, nearest_beside)):
+        if members:
+            slots, sizes = None if old is None else old[members], [nullity[k] for k in members]
+            if len(members) == len(V):
+                return nearest_basis(V, null, slots, sizes)
+            turned = nearest_basis(V[members], null[members], slots, sizes)
+            V = V.index_copy(0, torch.tensor(members, device=V.device), turned)
     return V
 
 
@@ -68,13 +51,13 @@ def isolate_(A: Tensor, null: Tensor) -> None:
     diagonal(A).copy_(values)
 
 
-def nearest(V: Tensor, null: Tensor, old: Tensor | None, count: int) -> Tensor:
+def nearest(V: Tensor, null: Tensor, old: Tensor | None, nullity: Sequence[int]) -> Tensor:
     """V_0 ← V_0 polar(V_0[slots, :]ᵀ): the basis of the null space nearest to the old columns.
 
-    A matrix with fewer null columns than `count` is padded with other columns, for which the polar
-    factor is the identity.
+    A matrix with fewer null columns than another one is padded with other columns, for which the
+    polar factor is the identity.
     """
-    columns, inside, slots = _first(null, count, old)
+    columns, inside, slots = _first(null, max(nullity), old)
     V_0 = take(V, columns, 1)
     W = _square(V_0, slots, inside)
     P = _polar(W, lambda U_0, X_0: _pairing(U_0, torch.bmm(V_0, X_0)))
@@ -82,13 +65,14 @@ def nearest(V: Tensor, null: Tensor, old: Tensor | None, count: int) -> Tensor:
     return put_(V.clone(), torch.where(inside.unsqueeze(1), turned, V_0), columns, 1)
 
 
-def nearest_beside(V: Tensor, null: Tensor, old: Tensor | None, rank: int) -> Tensor:
-    """The same basis, from the other columns V_1 alone, of which there are at most `rank`.
+def nearest_beside(V: Tensor, null: Tensor, old: Tensor | None, nullity: Sequence[int]) -> Tensor:
+    """The same basis, from the other columns V_1 alone, of which there are fewer.
 
     V_0V_0ᵀ = I − V_1V_1ᵀ, so with C = V_1[rest, :], B = V_1[slots, :] and P = polar(C)
 
         V_0[slots, :] = I − B (I + PᵀC)⁻¹ Bᵀ,   V_0[rest, :] = −P Bᵀ
     """
+    rank = max(1, V.shape[1] - min(nullity))
     columns, inside, rest = _first(~null, rank, old)
     V_1 = take(V, columns, 1) * inside.unsqueeze(1)
     C = _square(V_1, rest, inside)

@@ -37,13 +37,10 @@ class AllToAll:
 
     def __init__(self, team: Team, sends: Sequence[Send], like: Tensor) -> None:
         self.team, self.like = team, like
-        outgoing: list[list[Piece]] = [[] for _ in range(team.size)]
-        incoming: list[list[Piece]] = [[] for _ in range(team.size)]
-        for source, target, piece in sends:
-            if source == team.rank:
-                outgoing[target].append(piece)
-            if target == team.rank:
-                incoming[source].append(piece)
+        ours, theirs = ([s for s in sends if s[end] == team.rank] for end in (0, 1))
+        ranks = range(team.size)
+        outgoing = [[piece for _, target, piece in ours if target == rank] for rank in ranks]
+        incoming = [[piece for source, _, piece in theirs if source == rank] for rank in ranks]
         self.sent, self.expected = list(chain(*outgoing)), list(chain(*incoming))
         self.sizes_out = [sum(prod(extent(p.box)) + 1 for p in pieces) for pieces in outgoing]
         self.sizes_in = [sum(prod(extent(p.box)) + 1 for p in pieces) for pieces in incoming]
@@ -94,9 +91,8 @@ class Exchange:
         to_owners, to_holders = self._sends(boxes)
         # Gradients travel in their own dtype if they share one, updates as they were computed.
         dtypes = {grad_dtype(p) for p in boxes}
-        self.gradients = AllToAll(
-            team, to_owners, like.to(dtypes.pop()) if len(dtypes) == 1 else like
-        )
+        dtype = dtypes.pop() if len(dtypes) == 1 else like.dtype
+        self.gradients = AllToAll(team, to_owners, like.to(dtype))
         self.updates = AllToAll(team, to_holders, like)
 
         def held(piece: Piece) -> tuple[Tensor, Box]:
@@ -107,20 +103,18 @@ class Exchange:
             box = self.blocks[piece.block].box
             return self.positions[piece.block], extent(box), within(piece.box, box)
 
-        def positions_of(pieces: Sequence[Piece]) -> Tensor:
-            numbers = [self.positions[piece.block] for piece in pieces]
-            return torch.tensor(numbers, dtype=torch.long, device=like.device)
-
         # Where pieces lie in what this rank holds, and in the stacks of the blocks that it owns.
         self.grads_out = [held(piece) for piece in self.gradients.sent]
         self.grads_in = [stacked(piece) for piece in self.gradients.expected]
         self.updates_out = [stacked(piece) for piece in self.updates.sent]
         self.updates_in = [held(piece) for piece in self.updates.expected]
-        self.positions_in = positions_of(self.gradients.expected)
-        self.positions_out = positions_of(self.updates.sent)
+        self.positions_in, self.positions_out = (
+            torch.tensor([position for position, *_ in places], dtype=torch.long).to(like.device)
+            for places in (self.grads_in, self.updates_out)
+        )
         # During a step:
-        self.arrived: tuple[Tensor, Tensor] | None = None  # gradients, and which blocks have one
-        self.kept: tuple[Tensor, Tensor] | None = None  # updates, and which blocks move
+        # Gradients and which blocks have one; then, part by part, updates and which blocks move.
+        self.arrived: tuple[Tensor, Tensor] | None = None
         self.sent = False  # whether the updates have left
 
     def _sends(self, boxes: Mapping[Tensor, list[Box]]) -> tuple[list[Send], list[Send]]:
@@ -148,7 +142,7 @@ class Exchange:
 
     def send_gradients(self, vote: bool) -> None:
         """Send off the pieces of the gradients that this rank holds."""
-        self.arrived, self.kept, self.sent = None, None, False
+        self.arrived, self.sent = None, False
         grads = {p: None if p.grad is None else local(p.grad) for p, _ in self.grads_out}
         held = [
             torch.zeros_like(local(p)[box]) if (g := grads[p]) is None else g[box]
@@ -166,7 +160,7 @@ class Exchange:
     def _receive(self) -> tuple[Tensor, Tensor]:
         """Wait for the gradients from other ranks, and lay them out as a stack."""
         if self.arrived is None:
-            G = self._stack()
+            G = self.like.new_empty(len(self.mine), *self.blocks[0].shape)
             pieces, flags = self.gradients.receive()
             for row, piece in zip(self._in_stack(G, self.grads_in), pieces, strict=True):
                 row.copy_(piece)
@@ -175,19 +169,9 @@ class Exchange:
             self.arrived = G, missing == 0
         return self.arrived
 
-    def _stack(self) -> Tensor:
-        return self.like.new_empty(len(self.mine), *self.blocks[0].shape)
-
-    def _updates(self) -> tuple[Tensor, Tensor]:
-        """Room for the updates of the blocks that this rank owns, and for which of them move."""
-        if self.kept is None:
-            moves = torch.empty(len(self.mine), dtype=torch.bool, device=self.like.device)
-            self.kept = self._stack(), moves
-        return self.kept
-
     def deliver_(self, part: Part, decay: float) -> None:
-        """Keep updates until they leave; the ranks that hold the parameters apply the decay."""
-        updates, moves = self._updates()
+        """Keep updates, in place of gradients, until they leave; who holds W applies the decay."""
+        updates, moves = self._receive()
         scale_(part.G, part.c.minus_lr, part.c.moves)
         updates[part.start : part.stop] = part.G
         moves[part.start : part.stop] = part.c.moves.squeeze(1)
@@ -196,11 +180,10 @@ class Exchange:
         """Send the updates to the ranks that hold the parameters."""
         if self.sent:
             return
-        self._receive()
-        updates, moves = self._updates()
+        updates, moves = self._receive()
         leaving = self._in_stack(updates, self.updates_out)
         self.updates.send(leaving, moves[self.positions_out])
-        self.sent, self.arrived, self.kept = True, None, None
+        self.sent, self.arrived = True, None
 
     def apply_updates_(self, decay: float | Tensor) -> None:
         """Add the updates that arrive, and −decay · W, to what this rank holds of W."""
@@ -237,11 +220,9 @@ class Exchange:
             whole[self.mine] = stack.to(whole.device)
             dist.all_reduce(whole, group=self.team.group)
             whole = whole.to(stack.device)
+            return {p: whole[numbers] for p, numbers in by_parameter(self.blocks).items()}
         stored = {}
         for p, numbers in by_parameter(self.blocks).items():
-            if small:
-                stored[p] = whole[numbers]
-                continue
             own = stack.new_zeros(len(numbers), *stack.shape[1:])
             for row, number in enumerate(numbers):
                 if number in self.positions:

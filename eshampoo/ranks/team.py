@@ -2,9 +2,9 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import product, zip_longest
 from math import prod
-from typing import final
+from typing import TypeVar, final
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from ..math.solvers import EIGH_PRODUCTS
 from ..options import RULES, Options
 from ..state.dtensor import Box, held_sizes, is_sharded, local, shard_box, whole_box
-from ..torch_names import default_group, flattened, strided_shard
+from ..torch_names import flattened, strided_shard
 from ..validate import check_member, refuse_difference, refuse_placement
+
+T = TypeVar("T")
 
 # Options that may differ between ranks.
 PRIVATE = ("record", "process_group")
@@ -27,9 +29,13 @@ class Team:
     """The ranks of a mesh of DTensors, or of a process group."""
 
     def __init__(self, group: dist.ProcessGroup, mesh: DeviceMesh | None = None) -> None:
-        self.group, self.mesh = group, mesh
+        self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.coordinates = [self._coordinate(rank) for rank in range(self.size)]
+        self.coordinates: list[tuple[int, ...]] = []  # of each rank in the mesh
+        if mesh is not None:
+            places = product(*map(range, mesh.mesh.shape))
+            known = dict(zip(mesh.mesh.flatten().tolist(), places, strict=True))
+            self.coordinates = [known[rank] for rank in dist.get_process_group_ranks(group)]
         self.loads = [0.0] * self.size
         self.groups: set[int] = set()  # param groups with parameters of this team
         self.layout: list[str] = []  # the method, and the parameters in order
@@ -38,15 +44,9 @@ class Team:
     @classmethod
     def of_mesh(cls, mesh: DeviceMesh) -> "Team":
         """The ranks of a mesh; a sub-mesh of several dimensions gets a group of its own."""
-        if mesh.size() == dist.get_world_size():
-            return cls(default_group(), mesh)
+        if mesh.size() == dist.get_world_size() and dist.group.WORLD is not None:
+            return cls(dist.group.WORLD, mesh)
         return cls(mesh.get_group() if mesh.ndim == 1 else flattened(mesh).get_group(), mesh)
-
-    def _coordinate(self, rank: int) -> tuple[int, ...]:
-        if self.mesh is None:
-            return ()
-        world_rank = dist.get_global_rank(self.group, rank)
-        return tuple(int(i) for i in (self.mesh.mesh == world_rank).nonzero()[0])
 
     def boxes(self, p: Tensor) -> list[Box]:
         """The rectangle of a parameter that each rank holds."""
@@ -69,14 +69,8 @@ class Team:
         self.check_same([call, *self.layout, *groups])
 
     def check_same(self, facts: Sequence[str]) -> None:
-        """Refuse, on every rank, what is not the same on all: one small all-reduce."""
-        mark = zlib.crc32(repr(facts).encode())
-        marks = torch.tensor([mark, -mark], device=self.device)
-        dist.all_reduce(marks, dist.ReduceOp.MAX, group=self.group)
-        if int(marks.sum()) == 0:
-            return
-        everyone: list[Sequence[str]] = [[] for _ in range(self.size)]
-        dist.all_gather_object(everyone, facts, group=self.group)
+        """Refuse, on every rank, what is not the same on all."""
+        everyone = self.of_all(facts)
         for rank, theirs in enumerate(everyone):
             for here, there in zip_longest(everyone[0], theirs, fillvalue="nothing"):
                 if here != there:
@@ -84,27 +78,23 @@ class Team:
 
     def any_words(self, words: str) -> str:
         """The words of the first rank that has any."""
-        some = torch.tensor([len(words)], device=self.device)
-        dist.all_reduce(some, dist.ReduceOp.MAX, group=self.group)
-        everyone = [""] * self.size
-        if int(some) > 0:
+        return next(filter(None, self.of_all(words)), "")
+
+    def of_all(self, words: T) -> list[T]:
+        """What each rank has to say: one small all-reduce, if all say the same."""
+        mark = zlib.crc32(repr(words).encode())
+        marks = torch.tensor([mark, -mark], device=self.device)
+        dist.all_reduce(marks, dist.ReduceOp.MAX, group=self.group)
+        everyone = [words] * self.size
+        if int(marks.sum()) != 0:
             dist.all_gather_object(everyone, words, group=self.group)
-        return next(filter(None, everyone), "")
+        return everyone
 
     # ---------------------------------------------------------------- in a step
 
     def add_up_(self, totals: Tensor) -> None:
         """Sum over the ranks."""
         dist.all_reduce(totals, group=self.group)
-
-    def lay_out_gradient(self, p: Tensor) -> None:
-        """Place a gradient like its parameter; tensor parallelism may leave it as a partial sum.
-
-        This communicates, so the order of the parameters must be the same on all ranks.
-        """
-        grad = p.grad
-        if isinstance(grad, DTensor) and isinstance(p, DTensor) and grad.placements != p.placements:
-            p.grad = grad.redistribute(p.device_mesh, p.placements)
 
     def vote(self, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Whose gradient is missing, and whose is not finite or overflows, on any rank [P] each."""
@@ -162,20 +152,18 @@ def teams_of(
     if o.process_group is not None:
         check_member(dist.get_rank(o.process_group))
     teams: dict[Tensor, Team] = {}
-    for p in params:
+    layout = [f"param group {index}: {n} is {layout_of(p, names)}" for n, p in enumerate(params)]
+    for p, what in zip(params, layout, strict=True):
         mesh = mesh_of(p) if is_sharded(p) else None
         key = o.process_group if mesh is None else mesh
         if key is None or (mesh is not None and mesh.size() == 1):
             continue
         if key not in known:
             known[key] = Team.of_mesh(mesh) if mesh is not None else Team(key)  # type: ignore
-        teams[p] = known[key]
-    layout = [f"param group {index}: {n} is {layout_of(p, names)}" for n, p in enumerate(params)]
-    for p, what in zip(params, layout, strict=True):
-        if p in teams:
-            teams[p].groups.add(index)
-            teams[p].device = local(p).device
-            teams[p].layout += [*about, what]
+        team = teams[p] = known[key]
+        team.groups.add(index)
+        team.device = local(p).device
+        team.layout += [*about, what]
     if o.process_group is not None:
         team = known.get(o.process_group) or Team(o.process_group)
         values = [f"the values of parameter {n}: {checksum(p)}" for n, p in enumerate(params)]

@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from itertools import zip_longest
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .dtensor import Box, extent, local, union
+
+if TYPE_CHECKING:
+    from ..methods import Method
+    from ..ranks.team import Team
 
 # Stacks are worked on in parts of about this size per thread, to stay in the cache of a CPU …
 THREAD_BYTES = 1 << 20
@@ -16,6 +20,17 @@ THREAD_BYTES = 1 << 20
 PART_BYTES = 1 << 28
 # which on a GPU is a share of its memory. Not of what is free: results would depend on neighbours.
 GPU_PARTS = 64
+
+
+class Kind(NamedTuple):
+    """What the blocks of a bucket share."""
+
+    row: "Method"  # of the table
+    shape: tuple[int, ...]
+    modes: tuple[int, ...]  # those with a basis
+    dtype: torch.dtype
+    device: torch.device
+    team: "Team | None"  # whose ranks share the work, or hold the shards of element-wise state
 
 
 class Block(NamedTuple):
@@ -31,11 +46,6 @@ class Block(NamedTuple):
     counts: tuple[int, ...] = ()  # of several as one: how many along each dimension
 
     @property
-    def origin(self) -> tuple[Tensor, int]:
-        """The matrix that it is cut from."""
-        return self.parameter, self.matrix
-
-    @property
     def view_shape(self) -> tuple[int, ...]:
         """The shape of what `of` returns."""
         pairs = zip_longest(extent(self.box), self.counts, fillvalue=1)
@@ -49,11 +59,6 @@ class Block(NamedTuple):
             held = torch.unflatten(held, 2 * dim, (count, -1)).movedim(2 * dim, dim)
         return held
 
-    def unmerged(self, row: Tensor) -> Tensor:
-        """The entries of this vector in a row of a stack, with the dimensions of the parameter."""
-        shape = extent(self.box)
-        return row[: prod(shape)].view(shape)
-
 
 def runs(blocks: Sequence[Block]) -> list[Block]:
     """Blocks of one shape, joined where neighbours of one parameter fill a box.
@@ -62,7 +67,7 @@ def runs(blocks: Sequence[Block]) -> list[Block]:
     """
     joined: list[Block] = []
     while blocks:
-        first, most, hull = blocks[0], 1, blocks[0].box
+        first, most, box, hull = blocks[0], 1, blocks[0].box, blocks[0].box
         for count, block in enumerate(blocks, 1):
             if block.parameter is not first.parameter:
                 break

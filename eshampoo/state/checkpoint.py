@@ -4,6 +4,7 @@ What is stored does not depend on how many ranks there were: per parameter one t
 each kind of state, a DTensor if the parameter is one.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -15,11 +16,10 @@ from .. import validate
 from ..math.linalg import means, mode_product
 from ..options import ADAM_KEYS, RULES
 from .bucket import Bucket, entries
-from .dtensor import gathered, held_piece, is_sharded, like_parameter, local
+from .dtensor import gathered, held_piece, like_parameter
 
 # The entries of every parameter, by their names in `state[p]`.
 Entries = dict[Tensor, dict[str, Any]]
-Shapes = dict[str, tuple[int, ...]]
 
 # Group keys that cannot be stored, besides a τ schedule, which is code.
 WITHOUT_CODE = ("process_group",)
@@ -30,14 +30,11 @@ WITHOUT_CODE = ("process_group",)
 
 def collect(buckets: Sequence[Bucket]) -> Entries:
     """Per parameter, copies of what a checkpoint holds; all ranks of a team must call this."""
-    stored: Entries = {}
+    stored: Entries = defaultdict(dict)
     for bucket in buckets:
-        for p in bucket.parameters:
-            stored.setdefault(p, {})
         if bucket.elementwise:
-            for p, name, view in entries(bucket):
-                placed = is_sharded(p) and view.dim() > 0
-                stored[p][name] = like_parameter(view.clone(), p) if placed else view.clone()
+            for p, views in entries(bucket).items():
+                stored[p] = {name: like_parameter(view.clone(), p) for name, view in views.items()}
             continue
         counted = bucket.counters.named()
         for name, stack in bucket.named().items():
@@ -50,11 +47,10 @@ def collect(buckets: Sequence[Bucket]) -> Entries:
 def state_dict_of(groups: Sequence[Mapping[str, Any]], stored: Entries) -> dict[str, Any]:
     """A state as plain data, without code, which the constructor of the next optimizer provides."""
     numbers: dict[Tensor, int] = {}
-    packed_groups, start = [], 0
+    for index, p in enumerate(p for group in groups for p in group["params"]):
+        numbers.setdefault(p, index)
+    packed_groups = []
     for group in groups:
-        for index, p in enumerate(group["params"], start):
-            numbers.setdefault(p, index)
-        start += len(group["params"])
         plain = {k: None if callable(v) or k in WITHOUT_CODE else v for k, v in group.items()}
         packed_groups.append({**plain, "params": [numbers[p] for p in group["params"]]})
     state = {number: stored[p] for p, number in numbers.items() if p in stored}
@@ -121,42 +117,23 @@ def check_saved(
     for p, entry in saved.items():
         if adam:
             wanted[p] = {"step": (), "exp_avg": tuple(p.shape), "exp_avg_sq": tuple(p.shape)}
-        check_fit(p, entry, wanted.get(p, {}), names)
+        validate.check_entries(p, entry, wanted.get(p, {}), names)
     for bucket in buckets if adam else ():
         moments = bucket.state.exp_avg_sq, bucket.state.graft_moment
         if moments == (None, None) and any(p in saved for p in bucket.parameters):
             validate.refuse_adam(bucket.method.name)
 
 
-def check_fit(
-    p: Tensor,
-    entry: Mapping[str, Any],
-    shapes: Shapes,
-    names: Mapping[Tensor, str],
-) -> None:
-    """Refuse entries that do not fit or cannot be right; each rank looks at what it holds."""
-    held = {name: local(v) if isinstance(v, Tensor) else v for name, v in entry.items()}
-    rows = []
-    for name in sorted({*entry, *shapes}):
-        value = entry.get(name)
-        if value is None and name.startswith("norm_sq"):
-            continue  # a state from elsewhere: it starts with the next gradient
-        found = tuple(value.shape) if isinstance(value, Tensor) else None
-        rows.append((name, held.get(name), shapes.get(name), found))
-    validate.check_entries(p, rows, names)
-
-
-def expected(buckets: Sequence[Bucket]) -> dict[Tensor, Shapes]:
+def expected(buckets: Sequence[Bucket]) -> dict[Tensor, validate.Shapes]:
     """Per parameter, the names and shapes of its state."""
-    shapes: dict[Tensor, Shapes] = {}
+    shapes: dict[Tensor, validate.Shapes] = defaultdict(dict)
     for bucket in buckets:
         for p, numbers in bucket.numbers.items():
-            of_p = shapes.setdefault(p, {})
             for name, stack in bucket.named().items():
                 shape = (len(numbers), *stack.shape[1:])
                 if bucket.elementwise:
                     shape = tuple(p.shape) if stack.dim() > 1 else ()
-                of_p[bucket.named_as(name, p)] = shape
+                shapes[p][bucket.named_as(name, p)] = shape
     return shapes
 
 
@@ -170,10 +147,7 @@ def fill_(buckets: Sequence[Bucket], saved: Entries, adam: bool) -> None:
     """
     for bucket in buckets:
         bucket.reset_()
-        views: dict[Tensor, dict[str, Tensor]] = {}
-        for p, name, view in entries(bucket):
-            views.setdefault(p, {})[name] = view
-        for p, own in views.items():
+        for p, own in entries(bucket).items():
             entry = saved.get(p, {})
             if entry and adam and not bucket.elementwise:
                 entry = from_adam(bucket, p, entry)
@@ -201,7 +175,7 @@ def from_adam(bucket: Bucket, p: Tensor, entry: Mapping[str, Any]) -> dict[str, 
         value = gathered(entry[name])
         stacks[name] = torch.stack([block.of(value).reshape(block.shape) for block in blocks])
     ours = {"exp_avg": stacks["exp_avg"], "step": torch.full((len(blocks),), float(entry["step"]))}
-    for name, moment in (("exp_avg_sq", s.exp_avg_sq), ("exp_avg_sq", s.graft_moment)):
-        if moment is not None:
-            ours[name] = means(stacks["exp_avg_sq"], moment)
+    moment = s.graft_moment if s.exp_avg_sq is None else s.exp_avg_sq
+    if moment is not None:
+        ours["exp_avg_sq"] = means(stacks["exp_avg_sq"], moment)
     return {bucket.named_as(name, p): value for name, value in ours.items()}

@@ -39,6 +39,16 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def lay_out_gradient(p: Tensor) -> None:
+    """Place a gradient like its parameter; tensor parallelism may leave it as a partial sum.
+
+    This communicates, so the order of the parameters must be the same on all ranks.
+    """
+    grad: Any = p.grad
+    if grad is not None and is_sharded(p) and grad.placements != p.placements:  # type: ignore[attr-defined]
+        p.grad = grad.redistribute(p.device_mesh, p.placements)  # type: ignore[attr-defined]
+
+
 def held_sizes(params: Sequence[Tensor]) -> Tensor:
     """‖G‖ of what this rank holds of each gradient, in units of √max [P].
 
@@ -117,7 +127,12 @@ def shard_box(
 
 
 def like_parameter(held: Tensor, p: Tensor) -> Tensor:
-    """What this rank holds of an element-wise state, as a DTensor placed like its parameter."""
+    """Element-wise state, as a DTensor placed like its parameter if that is one; no single number.
+
+    `held` is what this rank holds.
+    """
+    if not is_sharded(p) or held.dim() == 0:
+        return held
     from torch.distributed.tensor import DTensor
 
     assert isinstance(p, DTensor)
@@ -130,14 +145,7 @@ def held_piece(value: Tensor, p: Tensor) -> Tensor:
     """This rank's piece of a value that has the parameter's shape; all of a single number."""
     if not is_sharded(p) or value.dim() == 0:
         return gathered(value)
-    from torch.distributed.tensor import DTensor
-
-    assert isinstance(p, DTensor)
-    mesh = p.device_mesh
-    if isinstance(value, DTensor):
-        if value.device_mesh == mesh and value.placements == p.placements:
-            return value.to_local()
-        value = value.full_tensor()
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None
-    return value[shard_box(p.shape, tuple(mesh.shape), coordinate, p.placements)]
+    mesh, placements = p.device_mesh, p.placements  # type: ignore[attr-defined]
+    if is_sharded(value) and (value.device_mesh, value.placements) == (mesh, placements):  # type: ignore[attr-defined]
+        return local(value)
+    return gathered(value)[shard_box(p.shape, mesh.shape, mesh.get_coordinate(), placements)]

@@ -1,10 +1,10 @@
 """From parameters to blocks, and from blocks to buckets."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ from ..math.solvers import eigh_cost
 from ..methods import Method
 from ..options import Options
 from ..sides import Modes, no_side
-from ..validate import check_block, check_pieces
-from .blocks import Block
+from ..validate import check_block
+from .blocks import Block, Kind
 from .bucket import Bucket
 from .dtensor import extent, is_sharded, local, whole_box
 from .route import Local, Route
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 # Largest block for correction="optimal", which keeps a matrix of that size squared.
 OPTIMAL_LIMIT = 4096
-
-# What the blocks of a bucket share: the row, their shape, the modes with a basis, dtype, device,
-# and the team, whose ranks share the work on them, or hold the shards of element-wise state.
-Key = tuple[Method, tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, "Team | None"]
 
 
 def build(
@@ -39,7 +35,7 @@ def build(
     names: Mapping[Tensor, str],
 ) -> list[Bucket]:
     """Cut parameters into blocks, and stack blocks of one row, shape, dtype, device and team."""
-    members: dict[Key, list[Block]] = defaultdict(list)
+    members: dict[Kind, list[Block]] = defaultdict(list)
     without_basis = method.without_basis()
     for p in params:
         shape = matrix_shape(p, o)
@@ -47,38 +43,30 @@ def build(
         team = teams.get(p)
         dtype = torch.promote_types(p.dtype, torch.float32)
         if joined:
-            check_pieces(p, p.shape[o.batch_dims :], o.pieces, names)
             blocks, row = cut(p, shape, (joined, modes), o, names), method
         else:
             team = team if is_sharded(p) else None
             blocks, row = [uncut(p, team)], without_basis
         for block in blocks:
-            members[row, block.shape, modes, dtype, p.device, team].append(block)
+            members[Kind(row, block.shape, modes, dtype, p.device, team)].append(block)
     members = spread_checks(members)
     owners = owners_of(members)
-    buckets = []
-    for key, blocks in members.items():
-        row, shape, modes, dtype, device, team = key
-        like = torch.empty(0, dtype=dtype, device=device)
+    buckets, seen = [], Counter[Tensor]()
+    for kind, blocks in members.items():
         route: Route
-        if team is None or row is without_basis:
-            route = Local(blocks, team)
+        if kind.team is None or kind.row is without_basis:
+            route = Local(blocks, kind.team)
         else:
             from ..ranks.exchange import Exchange  # a team exists, so this is imported already
 
-            route = Exchange(team, blocks, owners[key], like)
-        buckets.append(Bucket(group, row, o, shape, modes, route, like))
-    number_(buckets)
-    return buckets
-
-
-def number_(buckets: Sequence[Bucket]) -> None:
-    """Number the buckets of each parameter that has blocks in several."""
-    seen: dict[Tensor, int] = defaultdict(int)
-    for bucket in buckets:
+            like = torch.empty(0, dtype=kind.dtype, device=kind.device)
+            route = Exchange(kind.team, blocks, owners[kind], like)
+        bucket = Bucket(group, kind, o, route)
+        # A parameter that has blocks in several buckets tells them apart by their numbers.
         bucket.suffixes = {p: f".{seen[p]}" for p in bucket.parameters if seen[p]}
-        for p in bucket.parameters:
-            seen[p] += 1
+        seen.update(bucket.parameters)
+        buckets.append(bucket)
+    return buckets
 
 
 # -------------------------------------------------------------------- blocks
@@ -96,9 +84,13 @@ def uncut(p: Tensor, team: "Team | None") -> Block:
 
 
 def matrix_shape(p: Tensor, o: Options) -> tuple[int, ...]:
-    """The shape of each matrix in a parameter, without the dimensions that number them."""
+    """The shape of each matrix in a parameter, without the dimensions that number them.
+
+    A matrix without equal pieces is left whole, and refused when it is cut.
+    """
     shape = tuple(p.shape[o.batch_dims :])
-    return (shape[0] // o.pieces, *shape[1:]) if shape else shape
+    equal = shape and shape[0] % o.pieces == 0
+    return (shape[0] // o.pieces, *shape[1:]) if equal else shape
 
 
 def cut(
@@ -144,30 +136,31 @@ def split(size: int, max_dim: int) -> list[slice]:
 # -------------------------------------------------------------------- when, and by whom
 
 
-def spread_checks(members: Mapping[Key, list[Block]]) -> dict[Key, list[Block]]:
+def spread_checks(members: Mapping[Kind, list[Block]]) -> dict[Kind, list[Block]]:
     """Give every block its offset: the share of all bases' costs that comes before its own.
 
     It follows from the parameters alone, so all ranks and resumed runs agree. Factors of one size
     are neighbours, because they are solved together.
     """
-    costs = {key: sum(eigh_cost(key[1][mode]) for mode in key[2]) for key in members}
-    total = max(1.0, sum(costs[key] * len(blocks) for key, blocks in members.items()))
+    costs = {kind: sum(eigh_cost(kind.shape[mode]) for mode in kind.modes) for kind in members}
+    total = max(1.0, sum(costs[kind] * len(blocks) for kind, blocks in members.items()))
     before, spread = 0.0, {}
-    for key, blocks in members.items():
-        spread[key] = [
-            block._replace(check_offset=(before + n * costs[key]) / total)
+    for kind, blocks in members.items():
+        spread[kind] = [
+            block._replace(check_offset=(before + n * costs[kind]) / total)
             for n, block in enumerate(blocks)
         ]
-        before += costs[key] * len(blocks)
+        before += costs[kind] * len(blocks)
     return spread
 
 
-def owners_of(members: Mapping[Key, list[Block]]) -> dict[Key, list[int]]:
+def owners_of(members: Mapping[Kind, list[Block]]) -> dict[Kind, list[int]]:
     """The ranks that own the blocks of each bucket, balanced over all buckets of a team."""
-    owners: dict[Any, list[int]] = defaultdict(list)
-    shared = {key: blocks for key, blocks in members.items() if key[0].sides is not no_side}
-    for team in dict.fromkeys(key[-1] for key in shared if key[-1] is not None):
-        keys = [key for key, blocks in shared.items() if key[-1] is team for _ in blocks]
-        for key, rank in zip(keys, team.assign([key[1:3] for key in keys]), strict=True):
-            owners[key].append(rank)
+    owners: dict[Kind, list[int]] = defaultdict(list)
+    with_owner = [kind for kind in members if kind.row.sides is not no_side]
+    shared = [kind for kind in with_owner for _ in members[kind]]
+    for team in dict.fromkeys(kind.team for kind in shared if kind.team is not None):
+        kinds = [kind for kind in shared if kind.team is team]
+        for kind, rank in zip(kinds, team.assign([kind[1:3] for kind in kinds]), strict=True):
+            owners[kind].append(rank)
     return owners

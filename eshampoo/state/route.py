@@ -37,8 +37,7 @@ class Part:
         self.parameters = [run.parameter for run in self.runs]
         self.shapes = [run.view_shape for run in self.runs]
         # Whether every block is a whole parameter, as nearly all are: then nothing is cut.
-        self.uncut = all(run.total == 1 for run in self.runs)
-        self.uncut = self.uncut and not any(map(is_sharded, self.parameters))
+        self.uncut = all(run.total == 1 and not is_sharded(run.parameter) for run in self.runs)
         block = state.exp_avg.shape[1:]
         sizes, room = [prod(shape) for shape in self.shapes], prod(block)
         # Vectors that are shorter than the rows of their stack are padded with zeros.
@@ -61,10 +60,6 @@ class Part:
         """The runs `here`, cut from tensors that are laid out like their parameters."""
         pairs = zip(compress(self.runs, here), tensors, strict=True)
         return tensors if self.uncut else [run.of(tensor) for run, tensor in pairs]
-
-    def forget_(self) -> None:
-        """Free the working memory at the end of a step."""
-        del self.G, self.c
 
 
 # The way of the blocks of one bucket: in this process, or over ranks.

@@ -7,23 +7,19 @@ A lean state keeps one triangle of each factor and root, and bases and M̃ in ha
 parameter space, keeps all bits: roots would amplify its error in directions without signal.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod, sqrt
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from ..math.lean import diagonal_of, pack, triangle_size, unpack
+from ..math.lean import diagonal_of, pack, unpack
 from ..math.linalg import ByMode, off_diagonal
 from ..options import Moment, Options
 from ..sides import no_side
-
-if TYPE_CHECKING:
-    from ..methods import Method
+from .blocks import Kind
 
 T = TypeVar("T")
 
@@ -48,22 +44,21 @@ def moment_shape(shape: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
     return tuple(size if mode < kept else 1 for mode, size in enumerate(shape))
 
 
-class cached_if_views(Generic[T]):  # noqa: N801 - used like a function
+class cached_if_views(cached_property[T]):  # noqa: N801 - used like a function
     """A property that is found once, since views last; a lean state makes copies at each use."""
 
-    def __init__(self, find: "Callable[[Any], T]") -> None:
-        self.find = find
-
-    def __get__(self, state: "State", owner: object = None) -> T:
-        value = self.find(state)
-        if not state.lean:  # an attribute from now on
-            vars(state)[self.find.__name__] = value
-        return value
+    def __get__(self, state: Any, owner: Any = None) -> T:  # type: ignore[override]  # noqa: ANN401
+        return self.func(state) if state.lean else super().__get__(state, owner)
 
 
+@final
 @dataclass
-class State(ABC):
-    """One tensor per kind of state; where M and the factors live is up to the two subclasses."""
+class State:
+    """One tensor per kind of state.
+
+    Between two changes of basis, M and the factors are stored already rotated, as M̃ and Λ̂. Shampoo
+    stores them as they are, M and L, with the cached (symmetric) inverse roots of L.
+    """
 
     step: Tensor  # [N]: t
     skipped: Tensor  # [N]: gradients that were not finite
@@ -78,67 +73,44 @@ class State(ABC):
     observations: Tensor | None  # [N]: gradients seen in observe(), with statistics="observe"
     norm_sq: Tensor  # [N, 2]: the average of ‖G‖² with β1, and its weight
 
-    # Whether M and the factors are stored already rotated.
-    rotated: ClassVar[bool]
-
     @classmethod
-    def zeros(
-        cls,
-        row: "Method",
-        o: Options,
-        count: int,
-        shape: tuple[int, ...],
-        modes: tuple[int, ...],
-        like: Tensor,
-    ) -> "State":
+    def zeros(cls, kind: Kind, o: Options, count: int) -> "State":
         """The state before the first gradient: everything zero, Q = I."""
+        row, shape, modes, dtype, device, _ = kind
+        like = torch.empty(0, dtype=dtype, device=device)
         elementwise, lean = row.sides is no_side, o.state == "lean" and len(modes) > 0
-        of_momentum, of_bases = LEAN[like.dtype] if lean else (like.dtype, like.dtype)
-        eyes = {
-            i: torch.eye(shape[i], dtype=of_bases, device=like.device).repeat(count, 1, 1)
-            for i in modes
-        }
-        sizes = {i: (triangle_size(shape[i]),) if lean else (shape[i], shape[i]) for i in modes}
-        roots = {}
-        if not cls.rotated:
-            of_momentum = like.dtype
-            roots = {i: pack(Q.to(like.dtype)) if lean else Q.clone() for i, Q in eyes.items()}
+        of_momentum, of_bases = LEAN[dtype] if lean else (dtype, dtype)
+        squares = {i: (shape[i], shape[i]) for i in modes}
+        sizes = {i: (d * (d + 1) // 2,) if lean else (d, d) for i, (d, _) in squares.items()}
+        of_momentum = of_momentum if row.rotated else dtype
         moment = like.new_zeros(count, *(shape if elementwise else moment_shape(shape, o.moment)))
         optimal = row.averages and o.correction == "optimal" and not elementwise
         full = optimal and len(shape) > 1  # with one mode, A is the factor itself
-        return cls(
-            step=like.new_full((count,), float(row.start)),
+        state = cls(
+            step=like.new_zeros(count),
             skipped=like.new_zeros(count),
             exp_avg=like.new_zeros(count, *shape, dtype=of_momentum),
             exp_avg_sq=moment if row.averages and not optimal else None,
             graft_moment=moment if o.has_graft_moment and not elementwise else None,
-            factors={i: like.new_zeros(count, *size) for i, size in sizes.items()},
-            bases=eyes,
-            roots=roots,
+            factors={i: like.new_zeros(count, *s) for i, s in sizes.items()},
+            bases={i: like.new_zeros(count, *s, dtype=of_bases) for i, s in squares.items()},
+            roots={i: like.new_zeros(count, *s) for i, s in sizes.items() if not row.rotated},
             full=like.new_zeros(count, prod(shape), prod(shape)) if full else None,
             has_basis=like.new_zeros(count),
             observations=like.new_zeros(count) if o.statistics == "observe" and modes else None,
             norm_sq=like.new_zeros(count, 2),
         )
+        state.start_at_(row.start)
+        return state
 
-    # ---------------------------------------------------------------- where the state lives
-
-    @cached_if_views
-    @abstractmethod
-    def to_parameters(self) -> Frames:
-        """The matrices that take an update back to parameter space, and their transposes."""
-
-    @abstractmethod
-    def in_basis(self) -> "State":
-        """This state with Λ̂ as its factors."""
+    def start_at_(self, start: int) -> None:
+        """Set t and Q to what they are before the first gradient."""
+        self.step.fill_(start)
+        for mode, stack in (*self.bases.items(), *self.roots.items()):
+            eye = torch.eye(self.exp_avg.shape[mode + 1], dtype=stack.dtype, device=stack.device)
+            stack.copy_(eye if stack.dim() == 3 else pack(eye.unsqueeze(0)))
 
     # ---------------------------------------------------------------- views
-
-    @property
-    def age(self) -> Tensor:
-        """How many gradients the statistics have seen [N]; before any observation, all steps."""
-        n = self.observations
-        return self.step if n is None else torch.where(n > 0, n, self.step)
 
     @cached_property
     def lean(self) -> bool:
@@ -170,8 +142,28 @@ class State(ABC):
     @cached_if_views
     def off_diagonals(self) -> dict[int, Tensor]:
         """The rest of Λ̂_i [N, d_i − 1, d_i], only for reading."""
-        whole = {i: A if A.dim() == 3 else unpack(A) for i, A in self.factors.items()}
-        return {mode: off_diagonal(A) for mode, A in whole.items()}
+        return {mode: off_diagonal(A) for mode, A in self.whole(self.factors).items()}
+
+    @cached_if_views
+    def to_parameters(self) -> Frames:
+        """What takes an update back to parameter space, and its transpose: Qᵀ, or the roots."""
+        if self.roots:
+            roots = self.whole(self.roots)
+            return roots, roots
+        bases, transposed = self.frames
+        return transposed, bases
+
+    def whole(self, matrices: ByMode) -> ByMode:
+        """Matrices, if they may be stored as triangles."""
+        return {i: unpack(A) for i, A in matrices.items()} if self.lean else matrices
+
+    def in_basis(self) -> "State":
+        """This state with Λ̂ for factors, which is QᵀLQ where they are not rotated."""
+        if not self.roots:
+            return self
+        (bases, transposed), L = self.frames, self.whole(self.factors)
+        rotated = {i: torch.bmm(transposed[i], torch.bmm(L[i], Q)) for i, Q in bases.items()}
+        return replace(self, factors=rotated)
 
     def named(self) -> dict[str, Tensor]:
         """Every stack under the name that it has in `state[p]`."""
@@ -201,40 +193,3 @@ class State(ABC):
             return None if value is None else value[run]
 
         return type(self)(*(view(getattr(self, f.name)) for f in fields(self)))
-
-
-@final
-class RotatedState(State):
-    """M̃ and Λ̂: between two changes of basis, everything is stored already rotated."""
-
-    rotated = True
-
-    @cached_if_views
-    def to_parameters(self) -> Frames:
-        """Qᵀ leads back."""
-        bases, transposed = self.frames
-        return transposed, bases
-
-    def in_basis(self) -> State:
-        """All Λ̂ are at hand."""
-        return self
-
-
-@final
-class RootedState(State):
-    """M and L, not rotated, and the cached (symmetric) inverse roots of L."""
-
-    rotated = False
-
-    @cached_if_views
-    def to_parameters(self) -> Frames:
-        """An update is multiplied by the (symmetric) roots."""
-        roots = {i: root if root.dim() == 3 else unpack(root) for i, root in self.roots.items()}
-        return roots, roots
-
-    def in_basis(self) -> State:
-        """Λ̂ = QᵀLQ is computed."""
-        bases, transposed = self.frames
-        factors = {i: A if A.dim() == 3 else unpack(A) for i, A in self.factors.items()}
-        rotated = {i: torch.bmm(transposed[i], torch.bmm(factors[i], Q)) for i, Q in bases.items()}
-        return replace(self, factors=rotated)

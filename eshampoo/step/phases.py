@@ -22,18 +22,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import diagonal
 
 from ..math.lean import average_rounded_, average_triangle_
-from ..math.linalg import (
-    BITS,
-    along,
-    average_,
-    average_gram_,
-    diagonal,
-    means,
-    polar_factor,
-    rotate_,
-)
+from ..math.linalg import BITS, along, average_, average_gram_, means, polar_factor, rotate_
 from ..options import Options
 from ..state.state import State
 
@@ -82,9 +74,8 @@ class Coefficients(NamedTuple):
         """Split the coefficients of neighbouring parts."""
         if len(sizes) == 1:
             return [self]
-        return [
-            Coefficients(*views.unbind(0)) for views in torch.split(torch.stack(self), sizes, 1)
-        ]
+        parts = torch.split(torch.stack(self), sizes, 1)
+        return [Coefficients(*views.unbind(0)) for views in parts]
 
 
 def mask_(
@@ -133,7 +124,8 @@ def coefficients(
     moves, factors_see, D_sees, age = roles(step.unsqueeze(1), live, observations, observing, row)
     beta = beta3 if averaged else beta2
     bias1 = bias(beta1, t + 1 if o.looks_ahead else t)
-    bias3 = bias(beta, t if observations is None else age.clamp_min(1.0))
+    seen = age.clamp_min(1.0)
+    bias3 = bias(beta, t if observations is None else seen)
     gain = bias1 / to_power(bias3, row.exponent or o.exponent)
     share1 = share(beta1, moves)
     e, mean = average_norms(norm_sq, norm, share1)
@@ -149,7 +141,7 @@ def coefficients(
         (bias1 if row.epsilon == "corrected" else gain) * o.least_eps,
         (moves.abs() * -o.rate).to(live.dtype),
         age,
-        (mean * total_weight(beta, age.clamp_min(1.0))).sqrt_(),
+        (mean * (seen if beta == 1 else bias(beta, seen))).sqrt_(),  # a sum has the weight t
         size_of_signal(mean, bias1, o),
     )
     return c, e
@@ -219,7 +211,7 @@ def observe_(
     s: State, G: Tensor, c: Coefficients, o: Options, row: "Method", factors_see: bool = True
 ) -> None:
     """G ← G̃ = Q_LᵀGQ_R (or G), and L ← β2 L + (1−β2) GGᵀ with it (Eq. ema-shampoo-practical)."""
-    if s.rotated:
+    if not s.roots:
         rotate_(G, *s.frames)
     if not factors_see or not s.factors:
         return
@@ -266,11 +258,10 @@ def whitened_gram(s: State, G: Tensor, c: Coefficients, o: Options) -> list[tupl
     return seen
 
 
-def observe_moment_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
-    """D ← β3 D + (1−β3) G̃^{⊙2}, in a call that divides nothing by D."""
-    D = s.exp_avg_sq
+def observe_moment_(D: Tensor | None, G: Tensor, beta: float, newest: Tensor) -> None:
+    """D ← βD + (1−β) G^{⊙2}, where D may have one number for many entries; `newest` is 1 − β."""
     if D is not None:
-        average_(D, means(G.square(), D), o.beta_scale, c.share3.view(-1, *[1] * (D.dim() - 1)))
+        average_(D, means(G.square(), D), beta, newest.view(-1, *[1] * (D.dim() - 1)))
 
 
 def restart_statistics_(s: State, live: Tensor) -> None:
@@ -309,7 +300,7 @@ def eigenvalue_corrected_(s: State, G: Tensor, c: Coefficients, o: Options, p: f
         D = values.clamp_min(0.0).reshape(s.exp_avg.shape)
     least = c.root * (least_share(s, o) * s.has_basis.unsqueeze(1))
     if o.moment != "entry":  # D has one number for many entries
-        observe_moment_(s, G, c, o)
+        observe_moment_(s.exp_avg_sq, G, o.beta_scale, c.share3)
         D, averaged = D.expand_as(G), False
     if p != 0.5:
         least = least ** (2 * p)
@@ -334,11 +325,8 @@ def divide_by_moment_(
     """
     beta3, start = o.beta_scale, 0
     for M_c, D_c, G_c in chunks(s.exp_avg, D, G):
-        if M_c.dtype == G_c.dtype:
-            M_c.lerp_(G_c, c.share1)
-        else:
-            M_c = average_rounded_(M_c, G_c, c.share1, s.step, start)
-            start += M_c.shape[1]
+        M_c = average_momentum_(M_c, G_c, c.share1, s.step, start)
+        start += G_c.shape[1]
         root = G_c.square()
         if averaged:
             D_c.lerp_(root, c.share3) if beta3 < 1 else D_c.addcmul_(root, c.share3)
@@ -364,7 +352,7 @@ def chunks(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def momentum_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
     """M/(1−β1^t): D^{-p} with D = λ_L ⊗ λ_R is in the cached roots."""
-    M = average_momentum_(s, G, c.share1)
+    M = average_momentum_(s.exp_avg.flatten(1), G.flatten(1), c.share1, s.step)
     return (look_ahead(M, G.flatten(1), o) / c.bias1).view_as(G)
 
 
@@ -396,18 +384,16 @@ def by_sum_of_sides_(s: State, G: Tensor, c: Coefficients, o: Options, p: float)
 
 def polar_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
     """0.2 √max(m, n) · polar(M), M ← μM + (1−μ)G, in place of G; M looks ahead with nesterov."""
-    M = average_momentum_(s, G, share(o.momentum, c.moves)).view_as(G)
+    newest = share(o.momentum, c.moves)
+    M = average_momentum_(s.exp_avg.flatten(1), G.flatten(1), newest, s.step).view_as(G)
     M = torch.lerp(G, M, o.momentum) if o.nesterov else M
     size = ADAMW_RMS * math.sqrt(max(G.shape[1:]))
     return torch.mul(polar_factor(M, o.ns_steps), size, out=G)
 
 
-def average_momentum_(s: State, G: Tensor, share1: Tensor) -> Tensor:
-    """M ← β1 M + (1−β1) G, returned flat and as it is before rounding."""
-    M, G = s.exp_avg.flatten(1), G.flatten(1)
-    if M.dtype == G.dtype:
-        return M.lerp_(G, share1)
-    return average_rounded_(M, G, share1, s.step)
+def average_momentum_(M: Tensor, G: Tensor, share1: Tensor, t: Tensor, start: int = 0) -> Tensor:
+    """M ← β1 M + (1−β1) G, for the entries from `start` on; returned as it is before rounding."""
+    return M.lerp_(G, share1) if M.dtype == G.dtype else average_rounded_(M, G, share1, t, start)
 
 
 def look_ahead(M: Tensor, G: Tensor, o: Options) -> Tensor:
@@ -439,11 +425,6 @@ def product_rounding(s: State, o: Options) -> float:
         return s.basis_rounding
     u = 2.0**-7 if s.step.device.type == "cpu" else 2.0**-10
     return max(s.basis_rounding, u / math.sqrt(min(Q.shape[1] for Q in s.bases.values())))
-
-
-def total_weight(beta: float, t: Tensor) -> Tensor:
-    """The total weight of all values in an average: 1 − β^t, or t in a sum."""
-    return t if beta == 1 else bias(beta, t)
 
 
 # -------------------------------------------------------------------- eigenvalues of the factors
@@ -506,10 +487,8 @@ def set_size_(s: State, U: Tensor, c: Coefficients, o: Options) -> None:
 
 def update_graft_moment_(s: State, G: Tensor, c: Coefficients, o: Options) -> None:
     """The second moment of the grafting method sees G, before G is rotated."""
-    if s.graft_moment is not None:
-        beta = 1.0 if o.graft == "adagrad" else o.betas[1]
-        newest = share(beta, c.moves).view(-1, *[1] * (G.dim() - 1))
-        average_(s.graft_moment, means(G.square(), s.graft_moment), beta, newest)
+    beta = 1.0 if o.graft == "adagrad" else o.betas[1]
+    observe_moment_(s.graft_moment, G, beta, share(beta, c.moves))
 
 
 def compare(

@@ -34,8 +34,8 @@ REORTHONORMALIZE = 50
 # An error is raised after this many failed decompositions of a factor in a row.
 MAX_FAILURES = 3
 
-# The position of the first block, and from there on criteria [mode][block] and steps [block].
-Read = tuple[int, list[list[float]], list[float]]
+# From the first block that is due, criteria [mode][block] and steps [block].
+Read = tuple[list[list[float]], list[float]]
 
 
 @dataclass
@@ -46,10 +46,8 @@ class Check:
     state: State  # with Λ̂ for factors
     mode: int
     initial: bool  # the first basis of a method that starts with one: eigh, columns descending
-    due: list[int] = field(default_factory=list)  # blocks whose basis is to be computed
-    thresholds: list[float] = field(default_factory=list)  # τ of each
+    due: dict[int, float] = field(default_factory=dict)  # blocks that get a new basis, and their τ
     renewed: list[int] = field(default_factory=list)  # blocks that get a new inverse root
-    seen: list[int] = field(default_factory=list)  # blocks whose criterion was looked at
 
     def entry(self, position: int) -> int:
         """The entry of this factor of a block in the counters."""
@@ -77,7 +75,7 @@ def refresh_(tasks: "Sequence[Task]") -> tuple[list[Failure], list[Tensor]]:
     solved: dict[tuple[Any, ...], list[Check]] = defaultdict(list)
     checks: list[Check] = []
     for task, state, values in zip(due, states, read, strict=True):
-        for check in _plan_(task, state, *values):
+        for check in _plan_(task, state, values):
             checks.append(check)
             if check.due:
                 solved[check.key].append(check)
@@ -85,8 +83,6 @@ def refresh_(tasks: "Sequence[Task]") -> tuple[list[Failure], list[Tensor]]:
     for check in checks:
         if check.renewed and check.state.roots:
             _renew_root_(check)
-        for position in check.seen:
-            check.task.bucket.counters.checks[check.entry(position)] += 1
     return failures, skipped
 
 
@@ -97,19 +93,18 @@ def _read(
 
     The counts of skipped gradients travel in the same copies, also those of blocks without a basis.
     """
-    first = [min(task.due) for task in due]
     states = [task.bucket.state.in_basis() for task in due]
-    stops = [max(task.due) + 1 for task in due]
-    some = [s.narrow(*run) for s, *run in zip(states, first, stops, strict=True)]
+    runs = [(min(task.due), max(task.due) + 1) for task in due]
+    some = [state.narrow(*run) for state, run in zip(states, runs, strict=True)]
     off, inside, counts = (defaultdict[Any, list[Tensor]](list) for _ in range(3))
-    for state in some:
-        memory = state.step.device, state.step.dtype
+    for task, state in zip(due, some, strict=True):
+        memory = task.bucket.memory
         inside[memory] += [vector_norm(view, dim=1) for view in state.diagonals.values()]
         off[memory] += [off_norm(view) for view in state.off_diagonals.values()]
         counts[memory].append(state.step if state.observations is None else state.observations)
-    counted = [b for b in every if (b.state.step.device, b.state.step.dtype) in counts]
+    counted = [bucket for bucket in every if bucket.memory in counts]
     for bucket in counted:
-        counts[bucket.state.step.device, bucket.state.step.dtype].append(bucket.state.skipped)
+        counts[bucket.memory].append(bucket.state.skipped)
     values = {}
     for memory, tensors in counts.items():
         shares = off_share(torch.cat(off[memory]), torch.cat(inside[memory]))
@@ -119,24 +114,20 @@ def _read(
         return list(islice(values[s.step.device, s.step.dtype], len(s.step)))
 
     criteria = [[take_numbers(state) for _ in state.factors] for state in some]
-    read = list(zip(first, criteria, map(take_numbers, some), strict=True))
-    skipped = [p for bucket in counted for p in _newly_skipped(bucket, take_numbers(bucket.state))]
+    read = list(zip(criteria, map(take_numbers, some), strict=True))
+    skipped = []
+    for bucket in counted:
+        before, bucket.skipped = bucket.skipped, take_numbers(bucket.state)
+        blocks = zip(bucket.blocks, bucket.skipped, before, strict=True)
+        skipped += [block.parameter for block, now, then in blocks if now > then]
     return states, read, list(dict.fromkeys(skipped))
 
 
-def _newly_skipped(bucket: Bucket, counts: Sequence[float]) -> list[Tensor]:
-    """The parameters whose gradients were skipped since the host last read the counts."""
-    before, bucket.skipped = bucket.skipped, [int(count) for count in counts]
-    blocks = zip(bucket.blocks, bucket.skipped, before, strict=True)
-    return [block.parameter for block, now, then in blocks if now > then]
-
-
-def _plan_(
-    task: "Task", state: State, first: int, criteria: list[list[float]], steps: list[float]
-) -> list[Check]:
+def _plan_(task: "Task", state: State, read: Read) -> list[Check]:
     """Decide which bases are due."""
+    criteria, steps = read
     bucket, o, counters = task.bucket, task.options, task.bucket.counters
-    clock = bucket.clocks[task.call]
+    clock, first = bucket.clocks[task.call], min(task.due)
     checks: dict[tuple[int, bool], Check] = {}
     for position, tau in task.due.items():
         t = int(steps[position - first])
@@ -151,15 +142,14 @@ def _plan_(
             due = wanted and (o.budget is None or _has_credit(check, entry, o.budget, t))
             counters.waited[entry] += wanted - due
             if due:
-                check.due.append(position)
-                check.thresholds.append(tau)
+                check.due[position] = tau
             # The first check gives a block its first root, even if it keeps Q = I as the basis.
             if due or o.eigenvalues == "fresh" or counters.checks[entry] == 0:
                 check.renewed.append(position)
-            check.seen.append(position)
+            counters.checks[entry] += 1
             counters.criterion[entry] = value
             if o.record:
-                counters.remember(entry, (t, value, due))
+                counters.history[entry].append((t, value, due))
     return list(checks.values())
 
 
@@ -180,13 +170,13 @@ def _has_credit(check: Check, entry: int, budget: float, t: int) -> bool:
         return True
     d = bucket.shape[check.mode]
     cost = least_cost(check.task.options.solver, d, bucket.memory[0].type)
-    return counters.spent[entry] + cost <= budget * t * (3 * d * prod(bucket.shape))
+    return float(counters.spent[entry]) + cost <= budget * t * (3 * d * prod(bucket.shape))
 
 
 def _solve_(same: Sequence[Check]) -> list[Failure]:
     """Solve for the due factors of one size, some at a time, and carry out the changes found."""
     members = [(check, position) for check in same for position in check.due]
-    thresholds = [tau for check in same for tau in check.thresholds]
+    thresholds = [tau for check in same for tau in check.due.values()]
     o, step = same[0].task.options, same[0].state.step
     size = same[0].task.bucket.shape[same[0].mode] ** 2 * step.element_size()
     count = blocks_at_once(size, step.device) if len(members) > 1 else 1
@@ -227,7 +217,7 @@ def _change_(check: Check, run: slice, change: Change) -> None:
     state = check.state.narrow(run.start, run.stop)
     pairs = changed(state, mode, change, check.task.options)
     # The G̃ that wait for this basis turn along.
-    for part in check.task.waiting if state.rotated else ():
+    for part in () if state.roots else check.task.waiting:
         start, stop = max(run.start, part.start), min(run.stop, part.stop)
         if start < stop:
             here = _narrowed(change, start - run.start, stop - run.start)
@@ -258,7 +248,7 @@ def changed(s: State, mode: int, change: Change, o: Options) -> list[tuple[Tenso
     kept = change.factor if factor.dim() == 3 else pack(change.factor)
     pairs = [(Q, rotate_mode(Q.to(s.step.dtype), 1, V, subset))]
     pairs += [(s.has_basis, torch.ones_like(s.has_basis)), (factor, kept)]
-    if s.rotated:
+    if not s.roots:
         M = s.exp_avg
         pairs.append((M, rotate_mode(M.to(s.step.dtype), mode, V, subset)))
     if s.full is not None:
@@ -293,8 +283,9 @@ def _failed_(check: Check, position: int) -> list[Failure]:
 def _renew_root_(check: Check) -> None:
     """Inverse roots of the factors, from the basis and the diagonal of Λ̂ at this check."""
     s, mode, at, o = check.state, check.mode, check.renewed, check.task.options
-    k, p = len(s.factors), check.task.row.exponent or o.exponent
-    age = (s.step if s.observations is None else s.age)[at].unsqueeze(1)
+    k, p = len(s.factors), check.task.bucket.method.exponent or o.exponent
+    n = s.observations
+    age = (s.step if n is None else torch.where(n > 0, n, s.step))[at].unsqueeze(1)
     eigenvalues = spectrum(s.diagonals[mode][at], age, k, o, product_rounding(s, o))
     root = inverse_root(s.bases[mode][at].to(s.step.dtype), eigenvalues, k, o, p)
     s.roots[mode][at] = pack(root) if s.lean else root

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..methods import Method
 from ..options import GraftScope, Options, Statistics
 from ..state.bucket import Bucket
 from ..state.route import Part
@@ -26,15 +25,13 @@ class Task:
     """What one bucket does in one step, known before anything changes."""
 
     bucket: Bucket
-    row: Method  # of the table, which the bucket follows
     call: Statistics  # step(), or observe(), in which nothing moves
     options: Options
-    parts: list[Part]  # those with blocks that may have a gradient
+    unfinished: list[Part]  # of those with blocks that may have a gradient
     clock: list[int]  # calls that each block has seen after this one, as far as the host knows
     due: dict[int, float]  # τ of the blocks that are checked at this t, as far as the host knows
     factors_see: bool  # whether the factors see the gradients
     graft: GraftScope | None  # what norms are taken over; None where nothing is grafted
-    unfinished: int  # how many parts have not been delivered
     waiting: list[Part] = field(default_factory=list)  # parts that wait for their bases
 
     @property
@@ -43,15 +40,14 @@ class Task:
 
         Gradients from other ranks arrive bucket by bucket.
         """
-        bucket, row = self.bucket, self.row
-        shares = bucket.route.team is None and bucket.state.observations is None
-        half = (row.exponent or self.options.exponent) == 0.5
-        by_itself = None if shares and half else bucket
-        return bucket.group, bucket.memory, bucket.state.exp_avg_sq is None, by_itself
+        bucket, p = self.bucket, self.bucket.method.exponent or self.options.exponent
+        alone = bucket.route.team is not None or bucket.state.observations is not None
+        averaged = bucket.state.exp_avg_sq is not None
+        return bucket.group, bucket.memory, averaged, p, bucket if alone else None
 
     def waits(self, part: Part) -> bool:
         """Whether the basis of a block may change between the statistics and the update."""
-        before = self.row.refreshes == "before"
+        before = self.bucket.method.refreshes == "before"
         return before and not self.due.keys().isdisjoint(range(part.start, part.stop))
 
 
@@ -71,15 +67,18 @@ def plan(call: Statistics, buckets: Sequence[Bucket], options: Sequence[Options]
             at = [i for i, now in enumerate(present) if now and pairs[i] in checked]
             due = {i: o.threshold(clock[i]) if callable(o.tau) else o.tau for i in at}
         # A block that was checked has been observed, so its statistics ignore steps.
-        ignored = call == "step" and observed
-        ignored = ignored and all(map(bucket.counters.checked, range(len(present))))
+        ignored = call == "step" and observed and all(were_checked(bucket, 0, len(present)))
         scope = None if call == "observe" or o.graft is None else o.graft_scope
         scope = None if bucket.elementwise else scope if bucket.several else scope and "block"
         parts = [part for part in bucket.parts if any(present[part.start : part.stop])]
-        tasks.append(
-            Task(bucket, bucket.method, call, o, parts, clock, due, not ignored, scope, len(parts))
-        )
+        tasks.append(Task(bucket, call, o, parts, clock, due, not ignored, scope))
     return tasks
+
+
+def were_checked(bucket: Bucket, start: int, stop: int) -> list[bool]:
+    """Which blocks have had their first check: until then, Shampoo's graft works alone."""
+    k = len(bucket.modes)
+    return [checks > 0 for checks in bucket.counters.checks[start * k : stop * k : k]]
 
 
 def take_step(tasks: Sequence[Task]) -> tuple[list[Failure], list[Tensor]]:
@@ -100,7 +99,8 @@ def take_step(tasks: Sequence[Task]) -> tuple[list[Failure], list[Tensor]]:
     for batch in batches(tasks):
         admit_(batch)
         for task, part in batch:
-            phases.observe_(part.state, part.G, part.c, task.options, task.row, task.factors_see)
+            o, row = task.options, task.bucket.method
+            phases.observe_(part.state, part.G, part.c, o, row, task.factors_see)
             if task.waits(part):
                 task.waiting.append(part)
             else:
@@ -134,7 +134,7 @@ def batches(tasks: Sequence[Task]) -> list[list[tuple[Task, Part]]]:
     size, last = 0, None  # of the last batch: its bytes and its key
     for task in tasks:
         key = task.key
-        for part in task.parts:
+        for part in task.unfinished:
             if key != last or size + part.nbytes > task.bucket.room:
                 joined.append([])
                 size, last = 0, key
@@ -156,7 +156,7 @@ def admit_(batch: Sequence[tuple[Task, Part]]) -> None:
     counted = [s.observations for s in states if s.observations is not None]
     foreach_add_(counted if observing else [s.step for s in states], torch.split(live, sizes))
     n = join(counted) if counted else None  # such a bucket is in a batch by itself
-    c, e = phases.coefficients(t, live, o, task.row, averaged, norm, e, n, observing)
+    c, e = phases.coefficients(t, live, o, task.bucket.method, averaged, norm, e, n, observing)
     foreach_copy_([s.norm_sq for s in states], torch.split(e, sizes))
     for (task, part), its_c in zip(batch, c.split(sizes), strict=True):
         part.c = its_c
@@ -190,10 +190,9 @@ def join(stacks: list[Tensor]) -> Tensor:
 def update_(task: Task, part: Part, compared: list[tuple[Task, Part]]) -> None:
     """Momentum and scale see the gradient, and the parameters move, or wait in `compared`."""
     s, G, o = part.state, part.G, task.options
-    part.G = phases.direction_(s, G, part.c, o, task.row)
+    checked = were_checked(task.bucket, part.start, part.stop) if task.graft is not None else []
+    part.G = phases.direction_(s, G, part.c, o, task.bucket.method)
     if task.graft is not None:
-        checks, modes = task.bucket.counters.checks, len(task.bucket.modes)
-        checked = [checks[position * modes] > 0 for position in range(part.start, part.stop)]
         part.G, part.norms = phases.compare(s, G, part.G, part.c, o, checked)
         if task.graft == "parameter":
             compared.append((task, part))
@@ -207,11 +206,11 @@ def update_(task: Task, part: Part, compared: list[tuple[Task, Part]]) -> None:
 def deliver_(task: Task, part: Part) -> None:
     """W ← W − α (U + λW), here or on the ranks that hold W."""
     o = task.options
-    if task.row.decay == "after" and o.weight_decay != 0:
+    if task.bucket.method.decay == "after" and o.weight_decay != 0:
         part.G.mul_(1 - o.rate * o.weight_decay)
     task.bucket.route.deliver_(part, o.weight_decay)
-    task.unfinished -= 1
-    part.forget_()
+    task.unfinished.remove(part)
+    del part.G, part.c
 
 
 # -------------------------------------------------------------------- grafting over parameters
@@ -227,12 +226,13 @@ def sum_over_parameters_(tasks: "Sequence[Task]", compared: "Sequence[tuple[Task
         bucket = task.bucket
         places.setdefault((bucket.route.team, *bucket.memory), []).append(bucket)
     for here in places.values():
-        matrices = dict.fromkeys(block.origin for bucket in here for block in bucket.route.blocks)
+        blocks = [block for bucket in here for block in bucket.route.blocks]
+        matrices = dict.fromkeys((block.parameter, block.matrix) for block in blocks)
         numbers = {matrix: number for number, matrix in enumerate(matrices)}
         totals = here[0].state.step.new_zeros(2, len(numbers))
         parts = [part for task, part in compared if task.bucket in here]
         columns = [
-            torch.tensor([numbers[block.origin] for block in part.blocks], device=totals.device)
+            torch.tensor([numbers[b.parameter, b.matrix] for b in part.blocks]).to(totals.device)
             for part in parts
         ]
         for part, its_columns in zip(parts, columns, strict=True):

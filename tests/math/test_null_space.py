@@ -11,7 +11,7 @@ from matrices import orthogonal
 from training import assert_close
 
 from eshampoo.math import null_space, solvers
-from eshampoo.math.linalg import are_orthogonal
+from eshampoo.math.solvers import are_orthogonal
 
 
 def deficient(count, d, rank, seed):
@@ -165,7 +165,7 @@ def test_a_wrong_svd_is_an_error(monkeypatch, n):
     V, null = orthogonal(2, 12, 0).float(), torch.arange(12).expand(2, 12) < n
     Faults(monkeypatch, "svd", lambda A: True, "not orthogonal")
     with pytest.raises(torch.linalg.LinAlgError, match="not orthogonal"):
-        null_space.align_null_space(V, null, [n, n])
+        solvers.aligned(V, null, [n, n])
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -157,7 +157,8 @@ def test_stacked_matrices_and_pieces_are_separate_parameters(method, more, shape
 
 
 def test_pieces_that_are_not_equal_are_refused_by_name_and_vectors_need_none():
-    qkv, bias = parameters([torch.ones(10, 4), torch.ones(10)])
-    with pytest.raises(ValueError, match=r"pieces=3.*'qkv'"):
-        EShampoo([("qkv", qkv), ("bias", bias)], pieces=3)
+    for rows in (2, 4, 10):  # also fewer rows than pieces
+        qkv, bias = parameters([torch.ones(rows, 4), torch.ones(rows)])
+        with pytest.raises(ValueError, match=r"pieces=3.*'qkv'"):
+            EShampoo([("qkv", qkv), ("bias", bias)], pieces=3)
     EShampoo([{"params": [qkv]}, {"params": [bias], "pieces": 3}])

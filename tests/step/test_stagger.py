@@ -1,12 +1,14 @@
 """With frequency="auto" the checks of the blocks are spread over the steps, with a number not."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
 from training import parameters, problem, run
 
 from eshampoo import EShampoo
-from eshampoo.checks import TOGETHER_UNTIL, Every, when_new
+from eshampoo.checks import TOGETHER_UNTIL, is_new
+from eshampoo.options import Options
 
 
 def steps_of_checks(frequency):
@@ -32,10 +34,12 @@ def test_checks_are_spread_after_step_20_with_auto_and_not_with_a_number():
 @pytest.mark.parametrize("beta2", [0.95, 0.999])
 @pytest.mark.parametrize("offset", [0.0, 0.3, 0.999])
 def test_between_two_checks_of_all_there_is_one_of_each_block(beta2, offset):
-    checks = when_new(beta2, 0.1)
+    checks = partial(is_new, beta2, 0.1)
     common = [t for t in range(1, 9000) if checks(t)]
     own = [t for t in range(1, 9000) if checks(t, offset)]
     for last, following in pairwise(common):
         early = int(offset * (following - last)) if last >= TOGETHER_UNTIL else 0
         assert [t for t in own if last < t <= following] == [following - early]
-    assert [t for t in range(1, 50) if Every(7)(t, offset)] == [*range(7, 50, 7)]
+    assert [t for t in range(1, 50) if Options(frequency=7).checks_at(t, offset)] == [
+        *range(7, 50, 7)
+    ]
