@@ -65,7 +65,7 @@ def to_adam(buckets: Sequence[Bucket]) -> Entries:
         if D is None:
             validate.refuse_adam(bucket.method.name)
         M, D = s.exp_avg.to(D.dtype), D.expand(s.exp_avg.shape)
-        for mode, Q in s.frames[1].items() if s.rotated and bucket.blocks else ():
+        for mode, Q in s.frames[1].items() if bucket.method.rotated and bucket.blocks else ():
             M, D = mode_product(M, Q, mode), mode_product(D, Q.square(), mode)
         steps = bucket.route.collect(s.step, small=True)
         for name, stack in (("exp_avg", M), ("exp_avg_sq", D)):
@@ -76,9 +76,9 @@ def to_adam(buckets: Sequence[Bucket]) -> Entries:
                     block = bucket.route.blocks[number]
                     block.of(whole).copy_(row.view(block.view_shape))
     for p, entry in stored.items():
-        held = {name: held_piece(entry[name], p) for name in ("exp_avg", "exp_avg_sq")}
-        held = {n: like_parameter(v, p) if is_sharded(p) else v for n, v in held.items()}
-        stored[p] = {"step": entry["step"].clamp(min=0), **held}
+        stored[p] = {"step": entry["step"].clamp(min=0)}
+        for name in ("exp_avg", "exp_avg_sq"):
+            stored[p][name] = like_parameter(held_piece(entry[name], p), p)
     return stored
 
 
