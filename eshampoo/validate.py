@@ -296,7 +296,7 @@ def check_one_mode(shape: Sequence[int], max_dim: int) -> None:
     if math.prod(shape) > max_dim:
         raise ValueError(
             f"a parameter of shape {tuple(shape)} has {math.prod(shape)} elements, and "
-            f"FullMatrixAdam takes max_dim={max_dim}. Raise max_dim, set matrices='adam', or use EShampoo"
+            f"FullMatrixAdam takes max_dim={max_dim}: raise it, set matrices='adam', or use EShampoo"
         )
 
 
