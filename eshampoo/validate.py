@@ -295,8 +295,8 @@ def check_one_mode(shape: Sequence[int], max_dim: int) -> None:
     """Refuse a parameter that is too long for full-matrix Adam."""
     if math.prod(shape) > max_dim:
         raise ValueError(
-            f"a parameter of shape {tuple(shape)} has {math.prod(shape)} elements, and "
-            f"FullMatrixAdam takes max_dim={max_dim}: raise it, set matrices='adam', or use EShampoo"
+            f"a parameter of shape {tuple(shape)} has {math.prod(shape)} elements; the most that "
+            f"FullMatrixAdam takes is max_dim={max_dim}: raise it, or use EShampoo or 'adam'"
         )
 
 
