@@ -350,7 +350,7 @@ def failed_bases(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> st
         for p, mode, in_a_row in failures
     )
     return (
-        f"no basis could be computed for {listed}, not even in float64 and with damping; the old "
+        f"no basis could be computed for {listed}, not even in float64 on the host; the old "
         "basis was kept. Look at the gradients"
     )
 
