@@ -295,8 +295,8 @@ def check_one_mode(shape: Sequence[int], max_dim: int) -> None:
     """Refuse a parameter that is too long for full-matrix Adam."""
     if math.prod(shape) > max_dim:
         raise ValueError(
-            f"a parameter of shape {tuple(shape)} has {math.prod(shape)} elements; the most that "
-            f"FullMatrixAdam takes is max_dim={max_dim}: raise it, or use EShampoo or 'adam'"
+            f"a parameter of shape {tuple(shape)} has {math.prod(shape)} elements, more than "
+            f"max_dim={max_dim} of FullMatrixAdam. Raise it, set matrices='adam', or use EShampoo"
         )
 
 
@@ -356,7 +356,7 @@ def failed_bases(failures: Sequence[Failure], names: Mapping[Tensor, str]) -> st
         for p, mode, in_a_row in failures
     )
     return (
-        f"no basis could be computed for {listed}, not even in float64 and with damping; the old "
+        f"no basis could be computed for {listed}, not even in float64 on the host; the old "
         "basis was kept. Look at the gradients"
     )
 

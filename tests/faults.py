@@ -16,6 +16,9 @@ REPORTED = {
         " implementation calling the backend library."
     ),
     "CUDA memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "cuBLAS memory": RuntimeError(
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    ),
     "host memory": RuntimeError("[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't"
                                 " allocate memory: you tried to allocate 8 bytes."),
 }  # fmt: skip

@@ -38,6 +38,7 @@ QUICK = {
     "overhead": (["--workloads", "digits-vit", "--steps", "40"], "digits-vit"),
     "ownership": (["vit_64", "2"], "largest owner cost / mean"),
     "claims.correction": (["--seeds", "1", "--steps", "12", "--lr", "1e-2"], "spread aware"),
+    "claims.jacobi": (["--steps", "8", "--ways", "power", "1"], "power: criterion"),
     "claims.level": (["--seeds", "1", "--steps", "2"], "4096 u λ_max"),
     "claims.many": (["--counts", "4"], "| 4 | ratio |"),
     "claims.memory": ([*SMALL, "--repetitions", "1"], '| lean, sides="right" |'),
@@ -45,6 +46,7 @@ QUICK = {
         ["--seeds", "2", "--steps", "2", "--setting", "ε = 1e-10", "--rules", "floor 64", "aware"],
         "| floor 64 |",
     ),
+    "claims.precision": (["--seeds", "2", "--steps", "2", "--bits", "24", "7"], "7 bits: "),
 }
 CLAIMS = Path(environment.HERE, "claims")
 

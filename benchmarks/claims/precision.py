@@ -1,23 +1,24 @@
 """Does a step need all bits? Training with the operands of a step rounded as hardware rounds them.
 
     python -m benchmarks.claims.precision [--workload digits-vit] [--data PATH] [--seeds 5]
-                                          [--steps N] [--bits 24 10 7] [--drift 2000]
+                                          [--steps N] [--bits 24 10 7] [--drift 2000] [--empty]
 
 TF32 has 10 bits after the point, bfloat16 7, float32 23. `precision="high"` allows the first on a
 GPU and the second on some CPUs, for rotations and Gram products; changes of basis keep all bits.
 Here the operands of exactly these products are rounded on a CPU, and sums are float32, as on the
 hardware. The floor under √D knows the rounding, as with "high".
 
-For every number of bits, the final loss of EShampoo with its defaults for every seed; z is the
-difference to 24 bits over its standard error. With --drift the largest entry of QᵀQ − I over
-so many steps of a small network, instead.
+For every number of bits, the final loss of EShampoo with its defaults for every seed, and Welch's
+t-test of its difference to 24 bits. With --drift the largest entry of QᵀQ − I over so many steps of
+a small network, instead. With --empty the share of an update that is rounding, where gradients of a
+64 × 64 matrix have rank 16 or 48.
 """
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
-from math import hypot, sqrt
+from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TypeVar
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 
 from eshampoo import EShampoo
 from eshampoo.lab.figures.ours import STEPS
+from eshampoo.lab.report.significance import difference
 from eshampoo.options import Options
 from eshampoo.state.state import State
 from eshampoo.step import phases
@@ -106,6 +108,24 @@ def drift(bits: int, steps: int, seed: int = 0) -> tuple[float, int]:
     return worst, ours.basis_computations
 
 
+def empty(bits: int, rank: int, d: int = 64, steps: int = 30) -> float:
+    """The mean of ‖U − PUP‖/‖U‖ after five steps, where P projects onto what gradients can be."""
+    generator = torch.Generator().manual_seed(0)
+    sides = [torch.randn(d, rank, generator=generator) for _ in range(2)]
+    bases = [torch.linalg.qr(X.double()).Q for X in sides]
+    left, right = (Q @ Q.mT for Q in bases)
+    W = nn.Parameter(torch.zeros(d, d))
+    ours, shares = EShampoo([W], lr=LR, weight_decay=0.0), []
+    for _ in range(steps):
+        W.grad = sides[0] @ torch.randn(rank, rank, generator=generator) @ sides[1].mT
+        before = W.detach().double()
+        with operands_of(bits):
+            ours.step()
+        U = W.detach().double() - before
+        shares.append(float((U - left @ U @ right).norm() / U.norm()))
+    return fmean(shares[5:])
+
+
 def compare(o: Namespace) -> None:
     """Print a row per number of bits."""
     steps = o.steps or STEPS[o.workload]
@@ -121,13 +141,12 @@ def compare(o: Namespace) -> None:
         shown = ", ".join(f"{loss:.4g}" for loss in losses)
         line = f"{o.workload}, {bits} bits: {fmean(losses):.4g}"
         if len(losses) > 1:
-            error = hypot(stdev(losses), stdev(exact)) / sqrt(len(losses))
-            line += f" ± {stdev(losses):.2g}, z = {(fmean(losses) - fmean(exact)) / error:.1f}"
+            line += f" ± {stdev(losses):.2g}, {difference(losses, exact)}"
         print(f"{line} ({shown})", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table, or the drift."""
+    """Print the table, the drift, or the share of rounding."""
     parser = command_line("claims.precision", __doc__)
     parser.add_argument("--workload", default="digits-vit", choices=STEPS)
     parser.add_argument("--data", type=Path)
@@ -136,14 +155,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--bits", type=int, nargs="+", default=[FULL, 10, 7])
     parser.add_argument("--drift", type=int, help="steps of the small network")
+    parser.add_argument("--empty", action="store_true")
     o = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    if o.drift is None:
+    if o.drift is None and not o.empty:
         compare(o)
         return
     for bits in o.bits:
-        worst, bases = drift(bits, o.drift)
-        print(f"{bits} bits: |QᵀQ − I| ≤ {worst:.1e} in {o.drift} steps with {bases} bases")
+        if o.drift:
+            worst, bases = drift(bits, o.drift)
+            print(f"{bits} bits: |QᵀQ − I| ≤ {worst:.1e} in {o.drift} steps with {bases} bases")
+        if o.empty:
+            shares = [f"{empty(bits, rank):.2g} for rank {rank}" for rank in (16, 48)]
+            print(f"{bits} bits: rounding is {', '.join(shares)} of an update")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ PLACES: tuple[Callable[[Tensor], Tensor], ...] = (
 # the device itself ("CUDA error: an illegal memory access") and our own name no library.
 FAILURES = (
     "cusolver", "hipsolver", "rocsolver", "magma", "lapack", "backend library",
-    "out of memory", "not enough memory", "allocate memory",
+    "out of memory", "not enough memory", "allocate memory", "alloc_failed",
 )  # fmt: skip
 
 # How many vectors x test a matrix V, and how large an entry of (VᵀV − I)x is not just rounding.

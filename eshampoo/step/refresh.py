@@ -26,10 +26,10 @@ from .precision import guarded
 if TYPE_CHECKING:
     from .step import Task
 
-# After this many changes Q is made orthonormal again: each adds an error of about 1e-7 in float32.
+# After this many changes Q is made orthonormal again: each adds an error of up to 1e-6 in float32.
 # Where Q is kept in fewer bits, one change adds as much as is tolerable, so Q is made orthonormal
 # at every change, before it is rounded.
-REORTHONORMALIZE = 50
+REORTHONORMALIZE = 8
 
 # An error is raised after this many failed decompositions of a factor in a row.
 MAX_FAILURES = 3

@@ -92,7 +92,7 @@ def test_a_member_that_always_fails_has_no_change_and_the_others_have_theirs(
     check(A, changes, [0, 1, 2, 4])
 
 
-@pytest.mark.parametrize("fault", ["CUDA memory", "host memory"])
+@pytest.mark.parametrize("fault", ["CUDA memory", "cuBLAS memory", "host memory"])
 @pytest.mark.parametrize(("solver", "name"), PAIRS)
 def test_out_of_memory_halves_the_stack_and_keeps_every_bit(monkeypatch, solver, name, fault):
     A = factors(7)

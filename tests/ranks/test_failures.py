@@ -2,11 +2,13 @@
 
 import os
 import time
+from itertools import product
 
 import pytest
 import torch
 import torch.distributed as dist
-from one_process import EXACT, SHAPES, require
+from faults import REPORTED, Faults
+from one_process import EXACT, LIMITS, SHAPES, require
 from problems import feed, full, optimizer, placed, tensors
 from refusals import alike, expect
 from torch import nn
@@ -164,6 +166,62 @@ def test_a_basis_that_failed_three_times_is_reported_by_all_ranks(world):
             alike(str(said))
             assert list(said) == [8], said
     torch.linalg.eigh = real
+
+
+# Which decompositions a solver uses while factors lack rank.
+USED = {"eigh": ("eigh", "svd", "qr"), "partial": ("eigh", "svd", "qr"), "qr": ("qr", "svd"),
+        "power": ("qr", "svd")}  # fmt: skip
+# In which precision, which calls of step t fail, how, and after which steps an error is raised.
+FAULTS = {
+    "in float32": (torch.float32, lambda A, t: A.dtype == torch.float32, "cuSOLVER", []),
+    "of stacks": (torch.float64, lambda A, t: A.dim() == 3 and len(A) > 1, "CUDA memory", []),
+    "for two steps": (torch.float64, lambda A, t: t in (2, 3), "LAPACK", []),
+    "without a word": (torch.float64, lambda A, t: t in (2, 3), "nan", []),
+    "for ever": (torch.float64, lambda A, t: True, "MAGMA", [3]),
+}
+
+
+@pytest.mark.ranks(2)
+def test_with_any_decomposition_failing_two_ranks_follow_one_process(world):
+    """For every solver: the same updates, counts of failures, and steps that raise an error."""
+    shapes, worst = [(20, 3), (20, 3), (5, 6), (7,)], 0.0
+
+    def run(params, grads, group, fails, fault, name, solver):
+        named = list(zip("abcd", params, strict=True))
+        options = {"frequency": 1, "tau": 1e-3, "budget": None, "solver": solver, "max_dim": 24}
+        ours, said = optimizer("EShampoo", named, process_group=group, **options), {}
+        for t, step in enumerate(grads, 1):
+            feed(params, step)
+            with pytest.MonkeyPatch.context() as patch:
+                Faults(patch, name, lambda A, t=t: fails(A, t), REPORTED.get(fault, fault))
+                try:
+                    ours.step()
+                except RuntimeError as error:
+                    said[t] = str(error)
+            if t == 3:
+                counts = ours.state_dict()["state"]
+                counts = [counts[i]["basis_failures"].flatten().tolist() for i in range(3)]
+        return said, counts
+
+    for solver, names in USED.items():
+        for name, (how, (dtype, fails, fault, raised)) in product(names, FAULTS.items()):
+            what = f"{solver}, {name} fails {how}"
+            values, grads = tensors(shapes, 3 if raised else 5, dtype=dtype)
+            one = [nn.Parameter(v.clone()) for v in values]
+            alone = run(one, grads, None, fails, fault, name, solver)
+            assert list(alone[0]) == raised, (what, alone)
+            kept = {"for two steps": 2, "without a word": 2, "for ever": 3}.get(how, 0)
+            assert max(map(max, alone[1])) == kept, (what, alone)
+            for way in ((Shard(0),), None):
+                params = placed(values, [way] * 4, world.mesh())
+                group = dist.group.WORLD if way is None else None
+                found = run(params, grads, group, fails, fault, name, solver)
+                assert (list(found[0]), found[1]) == (raised, alone[1]), (what, found, alone)
+                alike(str(found[0]))  # the words of one rank, which names its own parameters
+                pairs = [(str(i), p) for i, p in enumerate(params)]
+                expected = {str(i): p.detach() for i, p in enumerate(one)}
+                worst = max(worst, require(pairs, expected, LIMITS[dtype], what))
+    return worst
 
 
 @pytest.mark.ranks(2, ends=True)
