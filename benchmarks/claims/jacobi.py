@@ -30,7 +30,7 @@ from torch import Tensor
 from eshampoo.lab.figures.ours import STEPS
 from eshampoo.lab.optimizers import Option
 from eshampoo.math import solvers
-from eshampoo.math.linalg import criterion, diagonal, orthonormalize
+from eshampoo.math.linalg import criterion, orthonormalize
 
 from ..command import command_line
 from ..costs import factors, least_seconds
@@ -46,7 +46,7 @@ CUT, BOUND, PRODUCTS = 0.1, 1.0, 1 + 6 + 2 + 1
 
 def angles(A: Tensor, u: float) -> Tensor:
     """The Jacobi angles Θ [K, d, d] of all pairs that count, between −π/4 and π/4."""
-    values = diagonal(A)
+    values = torch.linalg.diagonal(A)
     gap = values.unsqueeze(1) - values.unsqueeze(2)
     theta = torch.atan2(2 * A * gap.sign(), gap.abs()) / 2
     null = solvers.vanishing(values, u)
