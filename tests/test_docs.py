@@ -151,25 +151,6 @@ def test_versions_agree():
     assert f"| Python | {pythons[0]} to {pythons[-1]} |" in page
 
 
-@pytest.mark.slow
-def test_what_readme_says_about_the_runs_is_true():
-    """The table is that of the logs in results/, and the sentences are those of the table."""
-    pytest.importorskip("h5py", reason="the lab is not installed")
-    readme_table = script("readme_table")
-    rows = {workload: readme_table.row(workload) for workload in readme_table.PROBLEMS}
-    readme = (ROOT / "README.md").read_text()
-    assert readme_table.written(readme, rows) == readme
-    assert len(rows) == 8
-    assert "EShampoo ends below AdamW on all eight." in readme
-    assert all(row["eshampoo"] < row["adamw"] for row in rows.values())
-    late = [name for name, row in rows.items() if row["eshampoo steps"] > row["adamw steps"]]
-    assert "On the molecules and the Poisson equation it passes AdamW's loss later" in readme
-    assert late == ["molecules-gnn", "pinn-poisson"]
-    alone = [name for name, row in rows.items() if "muon" not in row]
-    assert "only SOAP ran on WikiText-2 and ConvNeXt" in readme
-    assert set(alone) == {"imagewoof-convnext", "text-llama"}
-
-
 def test_the_price_in_readme_is_that_of_the_benchmarks():
     readme = (ROOT / "README.md").read_text()
     page = (ROOT / "docs" / "benchmarks.md").read_text()

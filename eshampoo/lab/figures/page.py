@@ -401,7 +401,7 @@ def short_table(problems: Sequence[Problem], names: Mapping[str, str]) -> list[s
 
     AdamW's own way is in brackets. The lowest loss is bold, with those that are level with it.
     """
-    columns = ["", "AdamW", "best of the others", "EShampoo", "steps", "CPU seconds"]
+    columns = ["", "AdamW", "best of the others", "EShampoo", "KL factors", "steps", "CPU seconds"]
     lines = [row_text(columns), "|---" + "|--:" * (len(columns) - 1) + "|"]
     for problem in problems:
         rows, lowest = problem.rows, problem.lowest()
@@ -409,9 +409,10 @@ def short_table(problems: Sequence[Problem], names: Mapping[str, str]) -> list[s
         rival = min(others, key=lambda label: rows[label].mean("final_loss"))
         digits = 4 if problem.adamw.mean("final_loss") > 1 else 3
         cells = [names[problem.name]]
-        for label in ("AdamW", rival, "EShampoo"):
-            text = bold(f"{rows[label].mean('final_loss'):.{digits}g}", label in lowest)
-            cells.append(f"{text} ({label})" if label == rival else text)
+        for label in ("AdamW", rival, *OURS):
+            mean = f"{rows[label].mean('final_loss'):.{digits}g}" if label in rows else "–"
+            text = bold(mean, label in lowest)
+            cells.append(f"{text} ({label.partition(',')[0]})" if label == rival else text)
         ours, adamws = problem.way("EShampoo"), problem.way("AdamW")
         cells.append(f"{share(ours.steps)} ({share(adamws.steps)})")
         cells.append(f"{share(ours.seconds)} ({share(adamws.seconds)})")
