@@ -13,7 +13,7 @@ from training import assert_close, assert_same, feed, parameters, problem, run, 
 from eshampoo import EShampoo, schedules
 
 SHAPES = [(4, 4), (3, 3, 3), (5,), ()]
-STATES = ["EShampoo", "Shampoo"]  # one for each class of state
+STATES = ["EShampoo", "Shampoo"]  # one for each kind of state
 
 
 def model():

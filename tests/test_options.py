@@ -213,7 +213,7 @@ def test_what_the_state_was_laid_out_by_cannot_change_under_way():
 
 # Values in groups ---------------------------------------------------------------------------------
 
-# One method for each class of state, and the one without a basis.
+# One method for each kind of state, and the one without a basis.
 LIVE = [
     pytest.param(method, change, id=f"{method}-{name}")
     for method in ("EShampoo", "Shampoo", "Muon")

@@ -19,7 +19,7 @@ from training import assert_same, feed, parameters, problem, run, trained
 from eshampoo import EShampoo
 
 SHAPES = [(4, 3), (3,)]
-STATES = ["EShampoo", "Shampoo"]  # one for each class of state
+STATES = ["EShampoo", "Shampoo"]  # one for each kind of state
 
 
 @pytest.mark.parametrize("method", STATES)

@@ -13,7 +13,7 @@ from eshampoo import EShampoo
 
 SHAPES = [(4, 4), (5, 3), (4, 4), (3,), ()]
 OPTIONS = {"frequency": 3}
-# One row of the table for each class of state.
+# One row of the table for each kind of state.
 STATES = ("EShampoo", "Shampoo")
 
 

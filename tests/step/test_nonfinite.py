@@ -1,4 +1,4 @@
-"""Gradients with NaN or Inf, for one method of each class of state."""
+"""Gradients with NaN or Inf, for one method of each kind of state."""
 
 import math
 import warnings
