@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..ranks.team import Team
 
 # Stacks are worked on in parts of about this size per thread, to stay in the cache of a CPU …
-THREAD_BYTES = 1 << 22
+THREAD_BYTES = 1 << 21
 # … or of this size on other devices, to bound the transient memory,
 PART_BYTES = 1 << 28
 # which on a GPU is a share of its memory. Not of what is free: results would depend on neighbours.
