@@ -12,6 +12,7 @@ from eshampoo.lab.figures.page import at_adamws_rate, best, short_table
 from eshampoo.lab.figures.reproduce import collect_all
 from eshampoo.lab.figures.study import page_of, problems
 
+pytestmark = pytest.mark.slow  # they read all results
 ROOT = Path(__file__).parents[3]
 START, END = "<!-- table: eshampoo study evidence -->\n", "<!-- end of table -->\n"
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "all")
