@@ -72,6 +72,7 @@ def difference(net, batch, ours, others, steps):
     return max((p - q).abs().max().item() for p, q in pairs), optimizers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_one_file_ends_where_the_library_ends(case, one_file):
     torch.manual_seed(0)
