@@ -273,10 +273,10 @@ class EigenbasisOptimizer(Optimizer):
                 raise FloatingPointError(words)
 
     def _any_words(self, words: str) -> str:
-        """What any rank has to say; "" if none has."""
+        """The words of the first rank that has any; "" if none has."""
         teams = list(self._teams.values())
         for team in teams if len(teams) < 2 else [*teams, *teams]:  # twice, to reach all ranks
-            words = team.any_words(words)
+            words = next(filter(None, team.of_all(words)), "")
         return words
 
     def _agree(self, call: str) -> None:

@@ -76,10 +76,6 @@ class Team:
                 if here != there:
                     refuse_difference(rank, there, here)
 
-    def any_words(self, words: str) -> str:
-        """The words of the first rank that has any."""
-        return next(filter(None, self.of_all(words)), "")
-
     def of_all(self, words: T) -> list[T]:
         """What each rank has to say: one small all-reduce, if all say the same."""
         mark = zlib.crc32(repr(words).encode())

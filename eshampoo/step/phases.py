@@ -342,12 +342,9 @@ def chunks(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same entries of several stacks, a few at a time, as views [N, c]."""
     flat = [stack.flatten(1) for stack in stacks]
     N, size = flat[0].shape
-    width = max(1, CHUNK * torch.get_num_threads() // N)
-    if flat[0].device.type != "cpu" or size <= width:
-        yield tuple(flat)
-        return
-    for start in range(0, size, width):
-        yield tuple(stack[:, start : start + width] for stack in flat)
+    on_cpu = flat[0].device.type == "cpu"
+    width = max(1, CHUNK * torch.get_num_threads() // N) if on_cpu else size
+    return zip(*(torch.split(X, width, 1) for X in flat), strict=True)
 
 
 def momentum_(s: State, G: Tensor, c: Coefficients, o: Options, p: float) -> Tensor:
@@ -410,10 +407,9 @@ def least_share(s: State, o: Options) -> float:
     least a thousandth of its root mean square: so one ulp in a gradient stays one ulp in an update
     that is scaled up.
     """
-    least = max(ROUNDING * torch.finfo(s.step.dtype).eps, product_rounding(s, o))
-    return (
-        least if o.rms is None else max(least, SIGNAL / math.sqrt(math.prod(s.exp_avg.shape[1:])))
-    )
+    rounding = max(ROUNDING * torch.finfo(s.step.dtype).eps, product_rounding(s, o))
+    signal = 0.0 if o.rms is None else SIGNAL / math.sqrt(math.prod(s.exp_avg.shape[1:]))
+    return max(rounding, signal)
 
 
 def product_rounding(s: State, o: Options) -> float:
