@@ -142,7 +142,7 @@ def change_basis_(s: State, side: int, G: Tensor) -> Tensor:
     Q = s["bases"][side] @ V
     s["computations"][side] += 1
     s["spent"][side] += eigh_cost(len(V))
-    if s["computations"][side] % 50 == 0:  # remove what rounding has added up
+    if s["computations"][side] % 8 == 0:  # remove what rounding has added up
         Q = 1.5 * Q - 0.5 * Q @ (Q.T @ Q)
     s["bases"][side], s["factors"][side] = Q, eigenvalues.diag()
     s["changed"] = True

@@ -63,7 +63,7 @@ DIGITS_VIT = classifier(
             batch=64,
             threads=1,
             options=options(3e-3, 1e-4),
-            # each rate is the best of several (docs/lab.md says which); Shampoo's F keeps its
+            # each rate was the best of several in runs of this length; Shampoo's F keeps its
             # share of the run
             tuned={
                 "adamw": {"lr": 6e-3},
