@@ -47,6 +47,7 @@ QUICK = {
         "| floor 64 |",
     ),
     "claims.precision": (["--seeds", "2", "--steps", "2", "--bits", "24", "7"], "7 bits: "),
+    "claims.vocabulary": (["--shape", "64", "4", "--repetitions", "1"], "bytes per parameter: "),
 }
 CLAIMS = Path(environment.HERE, "claims")
 

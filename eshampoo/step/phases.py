@@ -342,8 +342,9 @@ def chunks(*stacks: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same entries of several stacks, a few at a time, as views [N, c]."""
     flat = [stack.flatten(1) for stack in stacks]
     N, size = flat[0].shape
-    on_cpu = flat[0].device.type == "cpu"
-    width = max(1, CHUNK * torch.get_num_threads() // N) if on_cpu else size
+    width = max(1, CHUNK * torch.get_num_threads() // N)
+    if flat[0].device.type != "cpu" or size <= width:
+        return iter([tuple(flat)])
     return zip(*(torch.split(X, width, 1) for X in flat), strict=True)
 
 
