@@ -93,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"bytes per parameter: {state_bytes(ours) / X.numel():.2f}")
     for name, value in seconds.items():
         print(f"{name}: {value:.3g} CPU s, {value / seconds['AdamW']:.2f} of AdamW's step")
-    for with_adam in (False, True) if o.data is not None else ():
+    if o.data is None:
+        return
+    for with_adam in (False, True):
         run = partial(final_loss, o.data, o.steps, with_adam=with_adam)
         losses = ", ".join(f"{run(seed=seed):.3f}" for seed in range(o.seeds))
         how = "with AdamW for embedding and head" if with_adam else "as it is"
