@@ -3,10 +3,7 @@
 import inspect
 import pydoc
 import re
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +13,6 @@ from training import assert_same, feed, parameters, snapshot
 
 from eshampoo import EShampoo, FullMatrixAdam, Muon
 from eshampoo.classes import CLASSES
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_the_defaults_are_those_of_the_design():
@@ -222,45 +217,6 @@ def test_eshampoo_has_at_most_34_keywords_and_help_has_at_most_70_lines_of_argum
     assert len(inspect.signature(EShampoo).parameters) - 1 <= 34  # without `params`
     arguments = EShampoo.__doc__.partition("Args:\n")[2].rstrip()
     assert len(arguments.splitlines()) <= 70
-
-
-TYPED = """\
-import torch
-from torch import Tensor, nn
-from eshampoo import EShampoo, Shampoo
-
-model = nn.Linear(3, 2)
-optimizer = EShampoo(params=model.parameters(), lr=1e-2, tau=lambda t: 0.1)
-Shampoo(model.named_parameters(), 1e-3, (0.9, 0.99), graft=None)
-
-
-def closure() -> Tensor:
-    loss: Tensor = model(torch.ones(3)).sum()
-    return loss
-
-
-loss: Tensor = optimizer.step(closure)
-number: float = optimizer.step(lambda: 0.5)
-nothing: None = optimizer.step()
-base: torch.optim.Optimizer = optimizer
-EShampoo(model.parameters(), frequncy=3)  # wrong
-EShampoo(model.parameters(), solver="jacobi")  # wrong
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_type_checkers_take_params_by_name_and_a_closure_that_returns_a_tensor(checker, tmp_path):
-    """And they see wrong keywords and values, so they have looked."""
-    program = tmp_path / "program.py"
-    program.write_text(TYPED)
-    options = ["--pythonpath", sys.executable] if checker == "pyright" else []
-    command = [sys.executable, "-m", checker, *options, str(program)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    found = re.findall(r"program\.py:(\d+).* error", done.stdout)
-    lines = TYPED.splitlines()
-    wrong = [str(number) for number, line in enumerate(lines, start=1) if "# wrong" in line]
-    assert list(dict.fromkeys(found)) == wrong, done.stdout + done.stderr
 
 
 def ill_conditioned(optimizer_class, lr, **options):

@@ -16,6 +16,7 @@ def test_the_notebook_runs_and_eshampoo_ends_lower(monkeypatch):
     pytest.importorskip("sklearn")
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # other tests have the other cores
     notebook = nbformat.read(ROOT / "examples" / "first_steps.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, timeout=180, kernel_name="python3").execute()
     *_, table = (cell for cell in notebook.cells if cell.cell_type == "code")
