@@ -355,5 +355,7 @@ LEFT_OUT = (
     "Weight decay and ε are those of the workload for every method, and were not tuned.",
     "EShampoo has three learning rates around AdamW's best one, and one β2; the others have three"
     " rates with each of two values of β2. All have more where the best is at an edge.",
-    "One batch size and one width for each problem.",
+    "One batch size and one width for each problem. Other figures have"
+    " [three widths](reproduction/width-small.md) and"
+    " [fine-tuning](reproduction/finetune-small.md).",
 )
