@@ -7,13 +7,13 @@ import pytest
 from rich.console import Console
 from tiny_runs import trained
 
-from eshampoo.lab.cli import main
+from eshampoo.lab.cli import main, parser
 from eshampoo.lab.figures import jobs
 from eshampoo.lab.figures import reproduce as reproduce_module
 from eshampoo.lab.figures.figure import Curve, Figure, Panel
 from eshampoo.lab.figures.reproduce import (
     FIGURES,
-    collected,
+    collect_all,
     plan,
     repeated,
     scaled_frequency,
@@ -154,8 +154,15 @@ def test_wrong_options_are_told_before_anything_runs(tmp_path, capsys, monkeypat
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_table_is_what_the_results_say(name, results, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce_module, "draw", lambda figure, groups: b"")
-    points = plan(FIGURES[name], "small", None, None)
-    found = collected(FIGURES[name], points, [], results)
+
+    def stored(what, points, known, console):
+        runs = {run.place: run for point in points for run in point.runs}
+        further = [run for place, run in runs.items() if place not in results]
+        results.update(stored_logs(ROOT / "results", further) if further else {})
+        return {place: results[place] for place in runs if place in results}
+
+    monkeypatch.setattr(reproduce_module, "collect", stored)
+    found = collect_all(FIGURES[name], parser().parse_args(["reproduce", name]), Console())
     logs = [results[run.place] for point in found.tried for run in point.runs]
     assert all(log.finished and "--out OUT" in log.header["command"] for log in logs)
     write_figure(found, tmp_path / f"{name}-small", Console())
