@@ -56,8 +56,8 @@ STEPS = {
     "text-char": 500,
     "pinn-poisson": 1000,
 }
-# Of the Llama with 12 million parameters, so that its 22 runs take about five core hours. Its
-# gradient takes 1.6 CPU seconds.
+# A run of the Llama with 12 million parameters is so short that all 22 take about five core hours,
+# by an estimate. Its gradient takes 1.6 CPU seconds.
 LARGE_STEPS = 350
 
 
@@ -356,7 +356,6 @@ LEFT_OUT = (
     "Weight decay and ε are those of the workload for every method, and were not tuned.",
     "EShampoo has three learning rates around AdamW's best one, and one β2; the others have three"
     " rates with each of two values of β2. All have more where the best is at an edge.",
-    "One batch size and one width for each problem. Other figures have"
-    " [three widths](reproduction/width-small.md) and"
-    " [fine-tuning](reproduction/finetune-small.md).",
+    "One batch size and one width for each problem. `eshampoo reproduce width` has three widths,"
+    " and `eshampoo reproduce finetune` begins with a model that was trained before.",
 )

@@ -19,7 +19,6 @@ from eshampoo.lab.figures.reproduce import (
     scaled_frequency,
     write_figure,
 )
-from eshampoo.lab.figures.results import stored_logs
 from eshampoo.lab.run.runlog import FILE_NAME, read_log
 from eshampoo.lab.run.runs import SCALES
 
@@ -52,14 +51,6 @@ SMALL_FIGURE = Figure(
     ),
     seeds=1,
 )
-
-
-@pytest.fixture(scope="module")
-def results():
-    """The results in the repository, as far as any figure needs them."""
-    figures = [plan(FIGURES[name], "small", None, None) for name in PUBLISHED]
-    runs = [run for points in figures for point in points for run in point.runs]
-    return stored_logs(ROOT / "results", runs)
 
 
 @pytest.mark.parametrize("figure", FIGURES.values(), ids=lambda f: f.name)
@@ -152,19 +143,14 @@ def test_wrong_options_are_told_before_anything_runs(tmp_path, capsys, monkeypat
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_table_is_what_the_results_say(name, results, tmp_path, monkeypatch):
+def test_a_published_table_is_what_the_results_say(name, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce_module, "draw", lambda figure, groups: b"")
-
-    def stored(what, points, known, console):
-        runs = {run.place: run for point in points for run in point.runs}
-        further = [run for place, run in runs.items() if place not in results]
-        results.update(stored_logs(ROOT / "results", further) if further else {})
-        return {place: results[place] for place in runs if place in results}
-
-    monkeypatch.setattr(reproduce_module, "collect", stored)
-    found = collect_all(FIGURES[name], parser().parse_args(["reproduce", name]), Console())
-    logs = [results[run.place] for point in found.tried for run in point.runs]
-    assert all(log.finished and "--out OUT" in log.header["command"] for log in logs)
+    words = ["reproduce", name, "--stored", "--results", str(ROOT / "results")]
+    known = parser().parse_args([*words, "--runs", str(tmp_path / "runs")])
+    found = collect_all(FIGURES[name], known, Console())
+    commands = [log.header["command"] for log in found.logs.values() if log.finished]
+    assert len(commands) == len(found.logs) > 0
+    assert all("--out OUT" in command for command in commands)
     write_figure(found, tmp_path / f"{name}-small", Console())
     table = (tmp_path / f"{name}-small.md").read_text()
     assert table == (ROOT / "docs" / "reproduction" / f"{name}-small.md").read_text()
