@@ -57,6 +57,7 @@ STEPS = {
     "pinn-poisson": 1000,
 }
 # A run of the Llama with 12 million parameters is so short that all 22 take five core hours.
+# results/ has some of 700 steps, too.
 LARGE_STEPS = 350
 
 
